@@ -17,13 +17,13 @@ use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
 const READY: &str = "ready";
-/// The line of a process that serves.
+/// The line that a server writes when it serves.
 pub(crate) const STARTED: &str = READY;
 const FAILED: &str = "failed ";
 
 /// Starts `kedge` with `args` in the background and returns when it has called [`Child::ready`].
-/// `secret` becomes its standard input: the key of an encrypted image, which the parent has read or
-/// asked for.
+/// `secret` becomes its standard input: the key of an encrypted image, which the parent has read
+/// from a file or the terminal.
 pub fn spawn(args: &[&OsStr], log_file: Option<&Path>, secret: Option<&[u8]>) -> Result<()> {
     let stderr = match log_file {
         Some(path) => Stdio::from(open_log(path)?),
@@ -42,7 +42,7 @@ pub fn spawn(args: &[&OsStr], log_file: Option<&Path>, secret: Option<&[u8]>) ->
         .spawn()
         .context("start the serving process")?;
     if let (Some(secret), Some(mut to)) = (secret, child.stdin.take()) {
-        // The child may have ended, and then says why on the other pipe.
+        // If the child has ended already, its reason comes through the other pipe.
         let _ended = to.write_all(secret);
     }
     let pipe = child.stdout.take().expect("stdout was asked to be a pipe");
@@ -59,10 +59,10 @@ pub fn spawn(args: &[&OsStr], log_file: Option<&Path>, secret: Option<&[u8]>) ->
     }
 }
 
-/// Opens a log for appending, and makes it if it is not there.
+/// Opens a log for appending, and creates it if it does not exist.
 pub fn open_log(path: &Path) -> Result<File> {
-    // In a directory that other users can write to, another user may have made the name: a link to
-    // any file, which would then get the log lines, or a pipe, whose open would wait for a reader.
+    // In a directory that other users can write to, the name may be another user's link to any
+    // file, which would get the log lines, or a pipe, whose open would wait for a reader.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = OpenOptions::new()
         .append(true)
@@ -78,14 +78,14 @@ pub fn open_log(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// The reason in the line of a process that does not serve.
+/// The reason in a `failed` line; `None` for other lines.
 pub(crate) fn reason(line: &str) -> Option<&str> {
     line.trim_end().strip_prefix(FAILED)
 }
 
 /// Serves in the process that [`spawn`] started. `serve` calls its argument when the mount is live.
-/// Until then the parent gets the error, and afterwards the caller. `keep_stderr` says that
-/// standard error is a log file.
+/// An error before that call goes to the parent, a later one to the caller. `keep_stderr` means
+/// that standard error is a log file.
 pub fn run(
     keep_stderr: bool,
     serve: impl FnOnce(&mut dyn FnMut() -> Result<()>) -> Result<ExitCode>,
@@ -112,8 +112,8 @@ pub struct Child {
 }
 
 impl Child {
-    /// Leaves the caller's session and directory. `keep_stderr` says that standard error is a log
-    /// file.
+    /// Detaches this process from the caller's session and directory. `keep_stderr` means that
+    /// standard error is a log file.
     pub fn start(keep_stderr: bool) -> Result<Child> {
         rustix::process::setsid().context("start a session")?;
         std::env::set_current_dir("/").context("leave the working directory")?;
@@ -122,8 +122,8 @@ impl Child {
         Ok(Child { keep_stderr })
     }
 
-    /// Lets the parent return. An error means that the parent has ended, so the mount is not wanted
-    /// any more.
+    /// Lets the parent return. An error means that the parent has ended, and then no caller wants
+    /// the mount.
     pub fn ready(&self) -> Result<()> {
         report(READY).context("the process that asked for the mount is gone")?;
         let null = OpenOptions::new().read(true).write(true).open("/dev/null").context("open /dev/null")?;
@@ -134,7 +134,7 @@ impl Child {
         Ok(())
     }
 
-    /// Reports to the parent why there will be no mount.
+    /// Reports to the parent why the mount failed.
     pub fn failed(&self, reason: &anyhow::Error) {
         if report(&format!("{FAILED}{}", one_line(&format!("{reason:#}")))).is_err() {
             tracing::error!("{reason:#}");

@@ -1,4 +1,5 @@
-//! The courier of a mount ([`kedge_fuse::courier`]): this program, started again by a server.
+//! The courier of a mount ([`kedge_fuse::courier`]): a process that a server starts from its own
+//! program.
 
 use crate::os::TerminationSignals;
 use anyhow::{Context, Result};
@@ -8,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 /// The hidden subcommand.
 pub const COURIER: &str = "courier";
 
-/// Whether this program has the subcommand.
+/// Whether this program has the subcommand [`COURIER`].
 static OFFERED: AtomicBool = AtomicBool::new(false);
 
-/// Says that this program calls [`run`] when it is started with [`COURIER`].
+/// Declares that this program calls [`run`] when it is started with [`COURIER`].
 pub fn offer() {
     OFFERED.store(true, SeqCst);
 }
@@ -20,11 +21,11 @@ pub(crate) fn offered() -> Option<&'static str> {
     OFFERED.load(SeqCst).then_some(COURIER)
 }
 
-/// Serves the server that has started this process. Its socket is the standard input, the
-/// connection to the kernel the standard output, and a pidfd of the keeper, if there is one, the
-/// standard error.
+/// Serves the server that has started this process. Standard input is the server's socket, standard
+/// output the connection to the kernel. With `kept`, standard error is a pidfd of the keeper.
 pub fn run(kept: bool) -> Result<()> {
-    // The server unmounts at such a signal, and needs its courier for that.
+    // A termination signal makes the server unmount, for which the server needs the courier. So the
+    // courier ignores the signal.
     let _blocked = TerminationSignals::block().context("block signals")?;
     kedge_fuse::become_io_flusher();
     let server = std::io::stdin().as_fd().try_clone_to_owned().context("the server's socket")?;

@@ -33,8 +33,8 @@ pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
     filled(path, size, options, false, &|_| Ok(()))
 }
 
-/// As [`create`], with `fill` called on the image before it gets its name. With `encrypt` the image
-/// is encrypted, and the file longer by the header.
+/// Like [`create`], but calls `fill` on the image before it gets its name. With `encrypt` the image
+/// is encrypted, and the file has the encryption header in addition to `size`.
 pub fn filled(
     path: &Path,
     size: u64,

@@ -2,8 +2,8 @@ use super::*;
 use crate::image::Image;
 use kedge_format::content::Content;
 
-/// The temporary name is predictable, so another user may have made a link of that name in a shared
-/// directory.
+/// The temporary name is predictable, so in a shared directory another user may have made a link
+/// with that name.
 #[test]
 fn a_new_image_is_not_made_through_a_link() {
     let dir = tempfile::tempdir().unwrap();

@@ -29,15 +29,15 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The default limits on the dirty bytes of all mounts together.
+/// The default limits on the dirty bytes of all mounts of this process together.
 const DIRTY_BACKGROUND: u64 = 64 << 20;
 const DIRTY_HARD: u64 = 256 << 20;
-/// The longest request in bytes.
+/// Limit for the bytes of a request.
 const REQUEST_MAX: u64 = 64 << 10;
-/// The time limit for a request, because a client that connects and sends nothing delays the
-/// others.
+/// The time limit for reading a request, because a client that connects and sends nothing delays
+/// the others.
 const REQUEST_WAIT: Duration = Duration::from_secs(5);
-/// The attempts to join, because a process may be ending or starting.
+/// Attempts to join: the process of this name may be ending or starting.
 const JOIN_TRIES: u32 = 50;
 const JOIN_PAUSE: Duration = Duration::from_millis(100);
 
@@ -143,7 +143,7 @@ pub fn run_named(name: &str, offer: Offer) -> Result<ExitCode> {
     host.verdict()
 }
 
-/// Mounts in the process called `name`, which is started if it does not run.
+/// Mounts in the process called `name`. Starts the process if it does not run.
 pub fn join(name: &str, request: &Request) -> Result<()> {
     let (dir, socket) = private(name)?;
     for _ in 0..JOIN_TRIES {
@@ -153,14 +153,14 @@ pub fn join(name: &str, request: &Request) -> Result<()> {
                     reply.notices.iter().for_each(|notice| eprintln!("kedge: warning: {notice}"));
                     return reply.error.map_or(Ok(()), |e| bail!("{e}"));
                 }
-                None => kedge_base::pause(JOIN_PAUSE), // it was ending
+                None => kedge_base::pause(JOIN_PAUSE), // the process was ending
             },
             Err(e) if e.kind() == std::io::ErrorKind::TimedOut => {
                 bail!("the process called {name} accepts no connections")
             }
             Err(_) => {
-                // No process listens. If two callers start one at once, the second process finds
-                // the socket taken, and its caller joins the first.
+                // No process listens, so one is started. If two callers do so at once, the second
+                // process finds the socket in use and ends, and its caller joins the first process.
                 let words: [&OsStr; 3] = ["daemon".as_ref(), "--name".as_ref(), name.as_ref()];
                 if let Err(e) = background::spawn(&words, None, None) {
                     tracing::debug!("start of {name}: {e}");
@@ -176,7 +176,8 @@ pub fn join(name: &str, request: &Request) -> Result<()> {
 fn ask(mut stream: UnixStream, request: &Request) -> Result<Option<Reply>> {
     let mut line = serde_json::to_string(request).context("write the request")?;
     line.push('\n');
-    // No time limit: the process is this user's own, and the recovery of a mount may take long.
+    // There is no time limit: the process belongs to this user, and recovery of an image may take
+    // long.
     stream.set_read_timeout(None).context("wait for the reply")?;
     let mut answer = String::new();
     let said =
@@ -250,7 +251,7 @@ impl Host {
         Ok(host)
     }
 
-    /// Unmounts all. A mount in use stays, and the next signal tries again.
+    /// Unmounts all mounts. A mount in use stays until the next signal.
     fn unmount_all(&self) {
         let live = self.state.lock().live.clone();
         for mount in live {
@@ -329,8 +330,8 @@ impl Host {
         let mut notices = Vec::new();
         notices.extend(losses.map(|losses| format!("{}: {}", image.display(), image::losses_text(&losses))));
         let shared_budget = Some(self.budget.clone());
-        // One of many mounts: use the library's default, because the command's default assumes one
-        // mount in a process.
+        // Several mounts share this process, so the default is the library's: the command's default
+        // assumes a single mount.
         let cache_size = cache_size.or(words.cache_size).unwrap_or(MountOptions::default().cache_size);
         let extra = engine::Extra { cache_size: Some(cache_size), shared_budget, ..engine::Extra::default() };
         let opened = engine::open(&image, &mut words, extra)?;
@@ -358,8 +359,8 @@ impl Host {
                 Err(e) => Some(format!("serve {}: {e}", dir.display())),
             };
             if let Some(error) = &error {
-                // Log the error now, because the process returns its exit code only after the last
-                // mount.
+                // Logged now, because the process returns its exit code only after its last mount
+                // has ended.
                 tracing::error!("{error}");
             }
             let mut state = host.state.lock();
@@ -375,7 +376,8 @@ impl Host {
     fn wait_for_first(&self) {
         let mut state = self.state.lock();
         while !state.used {
-            // The caller that started this process mounts at once. If that fails, the process ends.
+            // The caller that started this process requests its mount at once. If that fails, the
+            // process ends.
             if self.changed.wait_for(&mut state, REQUEST_WAIT) && state.starting == 0 {
                 return;
             }
@@ -398,7 +400,7 @@ impl Host {
     }
 }
 
-/// The error of a process that is ending; the client retries with a new process.
+/// The error of a process that is ending. The client then starts a new process.
 #[derive(Debug)]
 struct Ending;
 

@@ -1,8 +1,8 @@
-//! Images in the process of a program that links the library, through an interface of another
-//! language: makes and opens them, and gives each error a number and a text.
+//! Images in the process of a program that uses the library through an interface of another
+//! language. Makes and opens images, and gives each error a number and a text.
 //!
-//! A program is no mount. So options that speak of a mount are refused, nothing is asked on the
-//! terminal, and an image that was to be written is never opened read-only instead.
+//! A program has no mount. So mount-only options are refused, no passphrase is asked for on the
+//! terminal, and an image that the program wants to write is never opened read-only instead.
 
 use crate::engine::{self, Extra, Opened};
 use crate::options::MountWords;
@@ -14,7 +14,7 @@ use std::any::Any;
 use std::io;
 use std::path::Path;
 
-/// Why a call failed: a number for the program, a text for people.
+/// The error of a call: a number for the program, and a text for its user.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Fault {
     pub errno: i32,
@@ -32,8 +32,8 @@ impl Fault {
         Fault::new(libc::EINVAL, text)
     }
 
-    /// The error of an image's host. The errno is that of the innermost cause that has one, else
-    /// `other`.
+    /// Converts an error of this crate. The errno is that of the innermost cause that has one, or
+    /// else `other`.
     pub fn of_host(e: &anyhow::Error, other: i32) -> Fault {
         let number = |cause: &(dyn std::error::Error + 'static)| {
             if let Some(e) = cause.downcast_ref::<kedgefs::Error>() {
@@ -72,7 +72,7 @@ impl From<io::Error> for Fault {
     }
 }
 
-/// Makes an image of `size` bytes under a name that is free.
+/// Makes an image of `size` bytes under a name that does not exist.
 pub fn create(image: &Path, size: u64, options: &FormatOptions) -> Outcome<()> {
     let host = |e: anyhow::Error| Fault::of_host(&e, libc::EIO);
     host_create::refuse_small(image, size).map_err(|e| Fault::of_host(&e, libc::EINVAL))?;
@@ -94,7 +94,7 @@ pub fn owner() -> Owner {
     Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
 }
 
-/// Options that speak of a mount have no meaning in a program.
+/// Refuses options that apply only to mounts.
 fn refuse_mount_words(words: &MountWords) -> Outcome<()> {
     let given = [
         ("allow_other", words.allow_other),
@@ -117,22 +117,23 @@ fn open_with(image: &Path, mut words: MountWords) -> Outcome<FileSystem> {
     let image = host_image::with_words(image, &words).map_err(host)?;
     check_access(&image, words.read_only)?;
     if words.key_file.is_none() && key::header_of(&image).map_err(host)?.is_some() {
-        // The host would ask for a passphrase on the terminal, which is the program's.
+        // The library would ask for a passphrase on the terminal, which belongs to the program.
         let text = format!("{} is encrypted: option key-file=FILE gives the key", image.display());
         return Err(Fault::new(libc::ENOKEY, text));
     }
     let read_only = words.read_only;
     let Opened { fs, notice, .. } = engine::open(&image, &mut words, Extra::default()).map_err(host)?;
     if words.read_only && !read_only {
-        // A program that asked to write would lose its work.
+        // The host lacks the space to replay the log. The program asked to write, so a read-only
+        // file system is an error.
         fs.close()?;
         return Err(Fault::new(libc::ENOSPC, notice.unwrap_or_default()));
     }
     Ok(fs)
 }
 
-/// Reports why a file cannot be opened with the host's errno, which the engine's text has no place
-/// for. A race with a change of the file costs only that number.
+/// Checks that the file can be opened, to report the host's errno, which the engine's error lacks.
+/// If the file changes after this check, only the errno is lost.
 fn check_access(image: &Path, read_only: bool) -> Outcome<()> {
     let location = host_image::locate(image).map_err(|e| Fault::of_host(&e, libc::EINVAL))?;
     let path = match &location {

@@ -1,4 +1,4 @@
-//! Opens, mounts and checks images: the programs' interface to the engine.
+//! Opens, mounts and checks images: the interface to the engine for programs.
 
 use crate::image::{check_kind, is_uri, locate};
 use crate::options::MountWords;
@@ -20,19 +20,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The commit interval of a plain mount. The kernel does not pass sync(2) on to such a mount, so a
-/// crash after `sync` can lose changes that the commit timer has not made durable. So the timer
-/// runs more often there.
+/// crash after `sync` can lose changes younger than this interval. So it is shorter than on other
+/// mounts.
 const COMMIT_PLAIN: Duration = Duration::from_secs(1);
 
 /// How long an image may be locked before it counts as in use. After umount(8) the process that
-/// served the mount still holds the lock: on an unprivileged mount while it writes the last
+/// served the mount still holds the lock: on an unprivileged mount until it has written the last
 /// checkpoint, otherwise until it has ended. An image in the mount table is refused immediately.
 const LOCK_WAIT: Duration = Duration::from_secs(15);
-/// The part of the log that a server with a keeper uses, where the image has a larger one. Programs
-/// wait while the next server reads it.
+/// Limit for the bytes of the log that a server with a keeper uses, even if the image's log is
+/// larger: programs wait while the next server reads the log.
 const KEPT_LOG_MAX: u64 = 64 << 20;
-/// The number of attempts to unmount: a running lookup, by udev or by a desktop that opens new
-/// mounts, makes the mount busy for a moment.
+/// Attempts to unmount: a lookup in progress, by udev or by a desktop that opens new mounts, keeps
+/// the mount busy for a moment.
 const UNMOUNT_ATTEMPTS: u32 = 40;
 const UNMOUNT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -40,12 +40,12 @@ fn device_options(read_only: bool) -> OpenOptions {
     OpenOptions { read_only, lock_wait: LOCK_WAIT, ..OpenOptions::default() }
 }
 
-/// The bytes that an image takes beside those of its file system.
+/// The bytes that an image needs in addition to its file system, for encryption.
 pub fn overhead(encrypt: bool) -> u64 {
     if encrypt { CRYPT_AREA } else { 0 }
 }
 
-/// Formats an existing file, device or export; with `encrypt` below a key.
+/// Formats an existing file, device or export. With `encrypt` the image is encrypted.
 pub fn format(path: &Path, options: &FormatOptions, encrypt: bool) -> Result<()> {
     let device = open_raw(path, false)?;
     let formatted = || {
@@ -63,7 +63,8 @@ pub fn format(path: &Path, options: &FormatOptions, encrypt: bool) -> Result<()>
     formatted().with_context(|| format!("format {}", path.display()))
 }
 
-/// Makes an image with a file system of `size` bytes in an empty file.
+/// Makes an image with a file system of `size` bytes in an empty file. With `encrypt` the file also
+/// has the encryption header.
 pub fn create(path: &Path, size: u64, options: &FormatOptions, encrypt: bool) -> Result<()> {
     let device = FileDevice::create(path, size + overhead(encrypt), OpenOptions::default())?;
     match encrypt {
@@ -73,7 +74,7 @@ pub fn create(path: &Path, size: u64, options: &FormatOptions, encrypt: bool) ->
 }
 
 /// Formats a device. The root directory belongs to the user of this process: an unprivileged mount
-/// is visible only to its user, and a directory of root would refuse the writes of that user.
+/// is visible only to its user, who could not write to a directory of root.
 fn format_device(device: Arc<dyn Device>, options: &FormatOptions) -> Result<()> {
     let owner = Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
     let options = FormatOptions { owner, ..options.clone() };
@@ -81,7 +82,7 @@ fn format_device(device: Arc<dyn Device>, options: &FormatOptions) -> Result<()>
     Ok(())
 }
 
-/// Opens an image to read it. Its log is replayed in memory.
+/// Opens an image for reading. Its log is replayed in memory.
 pub fn open_to_read(path: &Path) -> Result<FileSystem> {
     let device = open_device(path, true)?;
     let options = MountOptions { read_only: true, ..MountOptions::default() };
@@ -117,17 +118,18 @@ pub fn open_to_fill(path: &Path, clock: Arc<dyn Clock>) -> Result<FileSystem> {
 pub struct Extra {
     /// Overrides the mount option.
     pub cache_size: Option<u64>,
-    /// Writes that are not flushed are lost with this process.
+    /// Emulates a volatile device: writes that are not flushed are lost when this process ends.
     pub volatile: bool,
-    /// A file that says which requests to the device fail.
+    /// A file that lists the device requests that shall fail.
     pub faults: Option<PathBuf>,
-    /// Fence the owner of the image's lock, and take the lock.
+    /// Fences the holder of the image's lock, and takes the lock.
     pub takeover: bool,
-    /// The life of a server that has a keeper, which holds the lock on the image.
+    /// The keeper's state for this server, if there is a keeper. The keeper holds the lock on the
+    /// image.
     pub life: Option<Life>,
-    /// The file of the image, which the keeper has locked: its name may mean another one by now.
+    /// The image file that the keeper has locked. Its path may name another file by now.
     pub file: Option<Arc<OwnedFd>>,
-    /// A budget for dirty pages that is shared with other images.
+    /// A budget for dirty pages, shared with other images.
     pub shared_budget: Option<Arc<SharedBudget>>,
 }
 
@@ -139,9 +141,9 @@ pub struct Opened {
     pub notice: Option<String>,
 }
 
-/// Opens the file system of an image with the mount options. If the host has no space to replay the
-/// log, the file system is opened read-only instead, which writes nothing; `words` are changed
-/// accordingly and a notice is set.
+/// Opens the file system of an image with the mount options. If the host lacks the space to replay
+/// the log, opens it read-only instead, which writes nothing. Then `words` becomes read-only and
+/// the result has a notice.
 pub fn open(path: &Path, words: &mut MountWords, extra: Extra) -> Result<Opened> {
     let refused = match open_as(path, words, extra.clone()) {
         Err(e) if !words.read_only && is_host_full(&e) => e,
@@ -182,7 +184,8 @@ pub fn host_free(path: &Path) -> Option<u64> {
 fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<Opened> {
     let mut how = OpenOptions { takeover: extra.takeover, ..device_options(words.read_only) };
     if extra.life.is_some() {
-        // Requests in a ring may end after their process, and would write beside its successor.
+        // Requests in an io_uring may outlive their process, and would race with writes of the next
+        // server.
         (how.lock, how.io_uring) = (false, false);
     }
     let location = match &extra.file {
@@ -240,12 +243,12 @@ pub fn open_locked(path: &Path) -> Result<Arc<dyn Device>> {
     open_raw(path, false)
 }
 
-/// Opens an image, below its encryption.
+/// Opens the device of an image, decrypted if the image is encrypted.
 pub fn open_device(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
     key::unlocked(path, open_raw(path, read_only)?, None)
 }
 
-/// Opens the file, device or export that holds an image.
+/// Opens the file, device or export that contains an image. An encrypted image is not decrypted.
 pub fn open_raw(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
     check_kind(path)?;
     Ok(kedge_device::open(&locate(path)?, device_options(read_only))?)
@@ -263,7 +266,7 @@ pub fn mount(opened: &Opened, image: &Path, dir: &Path, words: &MountWords) -> R
     set_up(opened, session, words)
 }
 
-/// The session of a server that has a keeper, over the connection of its mount.
+/// Makes the session of a server that has a keeper, on the existing connection of its mount.
 pub fn take_over(
     opened: &Opened,
     (image, dir): (&Path, &Path),
@@ -282,8 +285,8 @@ fn set_up(opened: &Opened, mut session: MountedSession, words: &MountWords) -> R
     if !session.mount_point().privileged && words.switches.commit.is_none() {
         opened.fs.remount(&Switches { commit: Some(COMMIT_PLAIN), ..Switches::default() })?;
     }
-    // A weak reference, so that the device is dropped with the file system, which releases the lock
-    // on the image.
+    // A weak reference, so that dropping the file system also drops the device, which releases the
+    // lock on the image.
     let device = Arc::downgrade(&opened.device);
     session.report_device(Arc::new(move || {
         let pending = device.upgrade().map(|device| device.pending()).unwrap_or_default();
@@ -292,7 +295,7 @@ fn set_up(opened: &Opened, mut session: MountedSession, words: &MountWords) -> R
     Ok(session)
 }
 
-/// The tree at a path of the image.
+/// Returns the tree at a path of the image.
 pub fn find_tree(fs: &FileSystem, image: &Path, path: &str) -> Result<TreeInfo> {
     let refused = |why: &str| Usage(format!("mount option tree={path}: {why} of {}", image.display()));
     let mut here = Ino::ROOT;
@@ -310,7 +313,7 @@ pub fn find_tree(fs: &FileSystem, image: &Path, path: &str) -> Result<TreeInfo> 
     Ok(tree.ok_or_else(|| refused("it is neither a fork nor a snapshot"))?)
 }
 
-/// Makes a session of the kind that the image allows.
+/// Attaches an image to a directory; if a URI names it, as a remote image.
 pub fn attach(image: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedSession> {
     Ok(match is_uri(image)? {
         false => kedge_fuse::mount(image, dir, options)?,
@@ -344,7 +347,7 @@ pub(crate) fn fuse_options(words: &MountWords) -> FuseOptions {
     }
 }
 
-/// A warning for root if the mount is plain although that was not requested.
+/// A warning for root if the mount is plain although the user did not ask for that.
 pub fn plain_mount_notice(mount: &MountPoint) -> Option<String> {
     mount.why_plain.as_ref().map(|why| {
         format!(
@@ -354,7 +357,7 @@ pub fn plain_mount_notice(mount: &MountPoint) -> Option<String> {
     })
 }
 
-/// Ends a mount. Fails if it stays in use for a while.
+/// Ends a mount. Fails if the mount stays in use for some seconds.
 pub fn unmount(dir: &Path) -> Result<()> {
     Ok(patiently(|| kedge_fuse::unmount(dir, false))?)
 }
@@ -364,7 +367,7 @@ pub fn detach(dir: &Path) -> Result<()> {
     Ok(kedge_fuse::unmount(dir, true)?)
 }
 
-/// Calls `unmount`, and repeats it for a moment while the mount is in use.
+/// Calls `unmount`, and repeats it for some seconds while the mount is in use.
 pub fn patiently(mut unmount: impl FnMut() -> Result<(), MountError>) -> Result<(), MountError> {
     for _ in 1..UNMOUNT_ATTEMPTS {
         match unmount() {
@@ -384,10 +387,10 @@ pub struct Checked {
     pub exit_code: u8,
 }
 
-/// The callback for the progress of a check.
+/// A callback that reports the progress of a check.
 pub type OnProgress = Arc<dyn Fn(Progress) + Send + Sync>;
 
-/// Checks an image without writing to it; with `data` also the data of files that have checksums.
+/// Checks an image without writing to it. With `data` also verifies file data that has checksums.
 pub fn check(path: &Path, data: bool, progress: Option<OnProgress>) -> Result<Checked> {
     let replay = Some(Arc::new(StoreReplay) as Arc<dyn kedge_fsck::Replay>);
     let options = CheckOptions { replay, data, progress, ..CheckOptions::default() };
@@ -399,7 +402,7 @@ pub fn check(path: &Path, data: bool, progress: Option<OnProgress>) -> Result<Ch
     })
 }
 
-/// Repairs an image, which stays locked meanwhile.
+/// Repairs an image, and holds its lock during the repair.
 pub fn repair(path: &Path, mode: RepairMode, force: bool, progress: Option<OnProgress>) -> Result<Checked> {
     let check = CheckOptions { replay: Some(Arc::new(StoreReplay)), progress, ..CheckOptions::default() };
     let options = RepairOptions { check, force, ..RepairOptions::new(mode) };

@@ -1,24 +1,26 @@
-//! Another program takes a mount over without a death: `kedge upgrade-server`.
+//! Replaces the server of a mount by another program, without a crash: `kedge upgrade-server`.
 //!
 //! 1. The command connects to the socket of the mount's keeper and names its own program.
-//! 2. The keeper opens that file with its own rights, and runs it once to learn what it can serve
-//!    ([`Offer`]). If that does not fit the mount, nothing has happened.
-//! 3. The keeper starts the new program, which does all that it can do without the image, and
-//!    waits (`await_turn`). If it ends instead, nothing has happened.
-//! 4. The keeper asks the server to leave. The server makes everything durable while it serves,
-//!    stops receiving, makes the rest durable, gives the image up (`leave`), and says so.
-//! 5. The keeper says to the new program that it serves. Meanwhile the old process ends. If the
-//!    new program does not serve, the keeper starts the old one.
+//! 2. The keeper opens that file with its own rights, and runs it once to find out what it can
+//!    serve ([`Offer`]). If that does not fit the mount, nothing has changed.
+//! 3. The keeper starts the new program, which prepares everything that does not need the image,
+//!    and waits (`await_turn`). If it ends instead, nothing has changed.
+//! 4. The keeper asks the old server to leave. The old server makes everything durable while it
+//!    still serves, stops receiving requests, makes the rest durable, releases the image (`leave`),
+//!    and reports that.
+//! 5. The keeper asks the new program to serve. The old process ends in the meantime. If the new
+//!    program does not serve, the keeper starts the old program again.
 //!
-//! The keeper itself stays the program that it was.
+//! The program of the keeper itself is not replaced.
 //!
-//! # Which users may ask
-//! The socket lies in a directory that only the user of the keeper can enter, and the keeper asks
-//! the kernel which user has connected: this one, or root. It opens and runs what is named with the
-//! rights of its own user, so that root of a container and a user get nothing that they had not.
+//! # Access
+//! The socket is in a directory that only the keeper's user can enter, and the keeper asks the
+//! kernel for the user of the peer, which must be the keeper's user or root. It opens and runs the
+//! named program with the rights of its own user. So neither that user nor root of a container
+//! gains rights.
 //!
 //! # Bounds
-//! One request at a time, each step with a time limit.
+//! The keeper serves one request at a time, and each step has a time limit.
 
 use crate::image::Image;
 use crate::kept_server::{HANDED_OVER, LEAVE, LEFT, REFUSED, WAITS, await_serve};
@@ -46,15 +48,15 @@ use std::time::Duration;
 
 const REQUEST_MAX: u64 = 16 << 10;
 const REQUEST_WAIT: Duration = Duration::from_secs(5);
-/// After a request that could not be read.
+/// Pause after a request that could not be served.
 const PAUSE: Duration = Duration::from_millis(5);
 const NOTED_PAUSE: Duration = Duration::from_millis(1);
-/// For the new server's note of its pause.
+/// Time limit for the new server to note its pause.
 const NOTE_WAIT: Duration = Duration::from_secs(60);
-/// What the keeper may take for a request: it waits for two programs and for a sync.
+/// Upper bound for the time of a request: the keeper waits for two programs and for a sync.
 const REQUEST_MAX_WAIT: Duration = Duration::from_secs(300);
-/// The server writes a checkpoint again while it serves if the last one took longer than this:
-/// those changes that came meanwhile are then fewer.
+/// If a checkpoint took longer than this, the server writes another one while it still serves:
+/// fewer changes are then left for the pause.
 const SHORT: Duration = Duration::from_millis(10);
 const CHECKPOINTS_MAX: usize = 3;
 
@@ -69,12 +71,13 @@ struct Reply {
     done: Option<Done>,
 }
 
-/// A mount that was taken over.
+/// The result of a handover.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Done {
     pub from: String,
     pub to: String,
-    /// From the last request that the old server received until the new one receives.
+    /// The time from the last request that the old server received to the first that the new one
+    /// could receive.
     pub pause: Duration,
 }
 
@@ -82,24 +85,24 @@ fn socket_name(device: &str) -> String {
     format!("keeper-{device}")
 }
 
-/// The keeper's side of handovers: requests from one thread, served one after another by the thread
-/// that watches the server.
+/// Handovers on the keeper's side. One thread receives requests; the thread that watches the server
+/// carries them out, one after another.
 pub(crate) struct Handovers {
     state: Mutex<State>,
     changed: Condvar,
-    /// An eventfd, ready while there is a request.
+    /// An eventfd that is readable while a request is pending.
     bell: OwnedFd,
-    /// That of an encrypted image.
+    /// The key of an encrypted image, which each server gets.
     key: Option<ImageKey>,
 }
 
 #[derive(Default)]
 struct State {
-    /// That of the server.
+    /// The version of the present server.
     version: String,
-    /// The program of a request.
+    /// The program of the pending request.
     wanted: Option<Program>,
-    /// The version that it replaced, or why not.
+    /// The result of the last request: the version that was replaced, or the error.
     outcome: Option<Result<String, String>>,
 }
 
@@ -109,7 +112,7 @@ impl Handovers {
         Ok(Handovers { state: Mutex::default(), changed: Condvar::new(), bell, key })
     }
 
-    /// The key that each server gets.
+    /// The key of an encrypted image, which each server gets.
     pub(crate) fn key(&self) -> Option<&ImageKey> {
         self.key.as_ref()
     }
@@ -177,37 +180,39 @@ impl Handovers {
         Ok(Done { from, to, pause })
     }
 
-    /// Returns the version of the server that has left.
+    /// Waits until the program has replaced the server. Returns the version of the replaced one.
     fn replace(&self, program: Program) -> Result<String> {
         let mut state = self.state.lock();
         rustix::io::write(&self.bell, &1u64.to_ne_bytes()).context("wake the keeper")?;
         (state.wanted, state.outcome) = (Some(program), None);
-        // The watching thread settles each request, and limits the time of each step.
+        // No time limit is needed here: the watching thread ends each request, and limits each
+        // step.
         self.changed.wait_while(&mut state, |state| state.outcome.is_none());
         let outcome = state.outcome.take().expect("waited for");
         outcome.map_err(|why| anyhow!(why))
     }
 
-    /// Ready when there is a request.
+    /// A descriptor that is readable while a request is pending.
     pub(crate) fn bell(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
 
-    /// Takes the program of a request, which the caller settles.
+    /// Takes the pending request's program. The caller must report the outcome.
     pub(crate) fn wanted(&self) -> Option<Program> {
         let mut count = [0; 8];
-        // An error means that the bell was not rung.
+        // An error means that no request is pending.
         let _rung = rustix::io::read(&self.bell, &mut count);
         self.state.lock().wanted.take()
     }
 
-    /// The handover that was asked for has failed.
+    /// Reports that the pending request has failed.
     pub(crate) fn fail(&self, why: String) {
         self.state.lock().outcome = Some(Err(why));
         self.changed.notify_all();
     }
 
-    /// A server serves. `is_new`: it is the first one of a program that was asked for.
+    /// Notes that a server serves. With `is_new` it is the first server of a requested program, so
+    /// the pending request has succeeded.
     pub(crate) fn serves(&self, version: &str, is_new: bool) {
         let mut state = self.state.lock();
         let before = std::mem::replace(&mut state.version, version.to_owned());
@@ -218,8 +223,8 @@ impl Handovers {
     }
 }
 
-/// The new server says that it serves, and then makes again what it has to, and notes the pause.
-/// `before`: the numbers of handovers and of deaths before.
+/// Returns the pause of a handover. The new server notes it after it has redone the changes that it
+/// has to redo. `before`: the numbers of handovers and of deaths before this handover.
 fn noted_pause(area: &Area, before: (u64, u64)) -> Result<Duration> {
     let clock = SystemClock::default();
     let begun = clock.monotonic();
@@ -235,7 +240,7 @@ fn noted_pause(area: &Area, before: (u64, u64)) -> Result<Duration> {
     Ok(area.last_handover())
 }
 
-/// Waits until the keeper says that this process is the mount's server. Before that another one is.
+/// Waits until the keeper asks this process to serve. Until then another process may be serving.
 pub(crate) fn await_turn() -> Result<()> {
     background::report(WAITS).context("the keeper is gone")?;
     let keeper = rustix::stdio::stdin().try_clone_to_owned().context("use standard input")?;
@@ -245,7 +250,7 @@ pub(crate) fn await_turn() -> Result<()> {
     Ok(())
 }
 
-/// Has the thread that waits for the keeper's request started in a server.
+/// In a server with a keeper, starts the thread that waits for the keeper's request to leave.
 pub(crate) fn obey(fs: &FileSystem, session: &MountedSession) -> Result<()> {
     let Some(handover) = session.handover() else { return Ok(()) };
     let fs = fs.clone();
@@ -259,7 +264,7 @@ pub(crate) fn obey(fs: &FileSystem, session: &MountedSession) -> Result<()> {
                     Err(e) => e,
                 },
                 Ok(line) => anyhow!("the server does not know what '{line}' asks"),
-                // Without a keeper there are no handovers.
+                // The keeper has ended, so there will be no handover.
                 Err(e) => return tracing::debug!("no keeper asks for handovers: {e}"),
             };
             let reply = format!("{REFUSED}{}\n", one_line(&format!("{why:#}")));
@@ -272,8 +277,8 @@ pub(crate) fn obey(fs: &FileSystem, session: &MountedSession) -> Result<()> {
     Ok(())
 }
 
-/// How a server leaves: it gives the image up and says so, and then ends. Its threads may want to
-/// write until they end, so the device takes no request any more.
+/// How a server leaves: it releases the image, reports that, and ends. Its threads may still try to
+/// write until the process ends, so the device first stops accepting requests.
 pub(crate) fn leave(device: Weak<WatchedDevice>) -> Leave {
     let give_up = move || {
         if let Some(device) = device.upgrade() {
@@ -287,7 +292,7 @@ pub(crate) fn leave(device: Weak<WatchedDevice>) -> Leave {
     Leave { give_up: Box::new(give_up), exit: || os::leave(HANDED_OVER) }
 }
 
-/// Makes the log short while requests are still served, so that the pause is short.
+/// Writes checkpoints while requests are still served. The log is short then, and so is the pause.
 fn durable(fs: &FileSystem) -> Result<()> {
     let clock = SystemClock::default();
     for _ in 0..CHECKPOINTS_MAX {
@@ -301,24 +306,25 @@ fn durable(fs: &FileSystem) -> Result<()> {
     Ok(())
 }
 
-/// Whether a mount has a keeper that listens.
+/// Whether a keeper of this mount listens for requests.
 pub fn is_kept(mount: &MountEntry) -> bool {
     let name = socket_name(&mount.device);
     PrivateDir::all().any(|dir| dir.has(&name))
 }
 
-/// Asks the keeper of a mount to have this program serve it.
+/// Asks the keeper of a mount to make `program` the mount's server.
 pub fn ask(mount: &MountEntry, program: &Path) -> Result<Done> {
     const NONE: &str =
         "no keeper of this user listens there: the mount has none (-o keeper), or another user's";
     let name = socket_name(&mount.device);
     let dir = PrivateDir::all().find(|dir| dir.has(&name)).context(NONE)?;
     let mut stream = dir.connect(&name, REQUEST_WAIT).map_err(|e| match e.kind() {
-        // The socket of a keeper that was killed, at a mount whose device number was used again.
+        // A stale socket: its keeper was killed, and the device number belongs to another mount
+        // now.
         io::ErrorKind::ConnectionRefused => anyhow!(NONE),
         _ => anyhow::Error::new(e).context("connect to the keeper"),
     })?;
-    // Another request may be served first.
+    // The keeper may serve another request first.
     let patience = 2 * REQUEST_MAX_WAIT;
     stream.set_read_timeout(Some(patience)).context("wait for the keeper")?;
     let request = Request { program: program.to_owned() };

@@ -1,6 +1,6 @@
 //! Examines an image with plain reads: superblock slots and signatures of other file systems.
 //!
-//! [`locate`] parses each argument that names an image.
+//! [`locate`] parses every command-line argument that names an image.
 //!
 //! Nothing here locks the image or writes to it, so that `info` and `dump` also work on a mounted
 //! image. They then show the last checkpoint, not the current state.
@@ -21,7 +21,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// An image, open for reading.
+/// An image that is open for reading.
 pub struct Image {
     source: Source,
     pub path: PathBuf,
@@ -63,7 +63,7 @@ pub fn with_words(image: &Path, words: &MountWords) -> Result<PathBuf> {
     Ok(limited.unwrap_or_else(|| image.to_owned()))
 }
 
-/// The URI of the window that the mount options name.
+/// The URI of the window that the mount options describe; `None` without such options.
 fn windowed(image: &Path, words: &MountWords) -> Result<Option<PathBuf>> {
     if words.offset.is_none() && words.sizelimit.is_none() {
         return Ok(None);
@@ -83,7 +83,7 @@ fn windowed(image: &Path, words: &MountWords) -> Result<Option<PathBuf>> {
     Ok(Some(uri.to_string().into()))
 }
 
-/// The offset and the limit of the size of a mount's image, if the image is a window.
+/// The offset of a mount's image in its file and the limit of its size, if the image is a window.
 pub fn window_in_force(image: &Path) -> Option<(u64, Option<u64>)> {
     match locate(image).ok()? {
         Location::Window(uri) => Some((uri.offset, uri.size)),
@@ -106,7 +106,8 @@ pub fn is_uri(image: &Path) -> Result<bool> {
     Ok(locate(image)?.is_uri())
 }
 
-/// The canonical name, which the mount table shows and which is valid in every working directory.
+/// Returns the canonical name, which the mount table shows and which does not depend on the working
+/// directory.
 pub fn resolve(image: &Path) -> Result<PathBuf> {
     match locate(image)? {
         Location::Path(_) => canonical(image),
@@ -120,8 +121,8 @@ pub fn resolve(image: &Path) -> Result<PathBuf> {
 
 fn canonical(image: &Path) -> Result<PathBuf> {
     let meant = std::fs::metadata(image).with_context(|| format!("find {}", image.display()))?;
-    // A descriptor in /proc/self/fd may be of a deleted file, or of a file that never had a name.
-    // Then its link names no file, or another file.
+    // A path in /proc/self/fd may lead to a deleted file, or to a file that never had a name. Then
+    // the link's text names no file, or another one.
     let name = image.canonicalize().ok().filter(|name| {
         std::fs::metadata(name).is_ok_and(|found| (found.dev(), found.ino()) == (meant.dev(), meant.ino()))
     });
@@ -144,7 +145,7 @@ fn kind(path: &Path) -> Result<FileType> {
     Ok(std::fs::metadata(path).with_context(|| format!("open {}", path.display()))?.file_type())
 }
 
-/// The message about losses, for a user who is about to use the image.
+/// The message about recorded losses, for a user who is about to use the image.
 pub fn losses_text(losses: &Losses) -> String {
     format!(
         "an unmount could not write the data of {} files, first at {}; what could not be written is \
@@ -155,13 +156,13 @@ pub fn losses_text(losses: &Losses) -> String {
 }
 
 impl Image {
-    /// The image on a device that was opened by this name.
+    /// An image on an opened device. `path` is the name by which it was opened.
     pub(crate) fn on(path: &Path, device: Arc<dyn Device>) -> Image {
         let size = device.geometry().size;
         Image { source: Source::Device(device), path: path.to_owned(), size }
     }
 
-    /// The image as its file or device holds it.
+    /// Opens an image without decrypting it.
     pub fn open(path: &Path) -> Result<Image> {
         check_kind(path)?;
         let location = locate(path)?;
@@ -195,7 +196,7 @@ impl Image {
         Ok(bytes)
     }
 
-    /// Both slots, each decoded or with the error.
+    /// Decodes both superblock slots.
     pub fn slots(&self) -> [Result<Superblock>; 2] {
         [0, 1].map(|slot| {
             let bytes = self.block(SLOTS[slot])?;
@@ -240,7 +241,7 @@ impl Image {
         })
     }
 
-    /// The present contents of the device, by their signatures.
+    /// Recognises by signatures what the device contains.
     pub fn content(&self) -> Result<Content> {
         let mut head = vec![0; HEAD_BYTES.min(usize::try_from(self.size).unwrap_or(HEAD_BYTES))];
         self.read(0, &mut head)?;
@@ -248,7 +249,7 @@ impl Image {
     }
 }
 
-/// Reads any range from a device, which reads only whole blocks.
+/// Reads any range of bytes from a device that reads only whole blocks.
 fn read_device(device: &dyn Device, offset: u64, bytes: &mut [u8]) -> Result<()> {
     let skip = offset % BLOCK_SIZE as u64;
     let mut blocks = IoBuf::zeroed((skip as usize + bytes.len()).div_ceil(BLOCK_SIZE));

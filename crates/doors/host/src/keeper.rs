@@ -1,13 +1,14 @@
-//! The keeper: the process that starts the server of a mount, and another one when it dies.
+//! The keeper: the process that starts the server of a mount, and starts another when that one
+//! dies.
 //!
-//! It holds what must outlive a server: the connection to the kernel, the lock on the image, the
-//! key of an encrypted one, and the memory in which a server notes what the next one needs
-//! ([`kedge_fuse::keep`]). It reads no request and writes no image, so what kills a server does not
-//! kill it. If it dies itself, its server dies with it (PR_SET_PDEATHSIG), and the mount is as dead
-//! as any whose server died.
+//! The keeper holds what must outlive a server: the connection to the kernel, the lock on the
+//! image, the key of an encrypted image, and the memory in which a server notes what the next one
+//! needs ([`kedge_fuse::keep`]). It neither reads requests nor writes the image, so a bug that
+//! kills servers does not kill the keeper. If the keeper dies, its server dies with it
+//! (PR_SET_PDEATHSIG), and the mount is dead as after the death of any server without a keeper.
 //!
-//! A server gets both descriptors by inheritance: the keeper is the only process of the two that
-//! starts programs, and they are servers, or fusermount3, which ends at once.
+//! A server inherits both descriptors, which are not close-on-exec in the keeper. The keeper starts
+//! no other programs except fusermount3, which ends at once.
 
 use crate::background;
 use crate::engine::{self, Extra};
@@ -38,22 +39,22 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Servers that may die one after another before they serve.
+/// Servers that may die in sequence, each before it serves.
 const FAILED_STARTS_MAX: u32 = 5;
-/// For a new program, until it waits for its turn.
+/// Time limit for a new program, from its start until it waits for its turn.
 const START_PATIENCE: Duration = Duration::from_secs(20);
-/// For the old server, which first makes everything durable.
+/// Time limit for the old server to leave. It first makes everything durable.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(60);
-/// For the new server, until it serves. After a handover there is little to recover.
+/// Time limit for the new server to serve. After a handover there is little to recover.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// For the system to have a process and memory for a server.
+/// How long the system may lack a process or memory for a new server.
 const SHORTAGE_PATIENCE: Duration = Duration::from_secs(10);
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(20);
 const DIED: &str = "the server died, or the mount ended, before the handover";
-/// The first Linux that sends requests again.
+/// The first version of Linux that can resend requests to a new server (FUSE_NOTIFY_RESEND).
 const LINUX: (u32, u32) = (6, 9);
 
-/// Refuses a mount for which there can be no keeper.
+/// Refuses a mount that cannot have a keeper.
 pub fn check(image: &Path, words: &MountWords) -> Result<()> {
     let refused = |why: &str| Err(Usage(format!("mount option keeper: {why}")).into());
     let location = image::locate(image)?;
@@ -89,22 +90,23 @@ fn is_too_old(release: &str) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) < LINUX
 }
 
-/// Holds what outlives a server.
+/// The state that outlives a server.
 struct Keeper {
     connection: OwnedFd,
     area: Area,
     handovers: Arc<Handovers>,
-    /// Its name is removed with it. `None` if there is no place for it.
+    /// The socket for handovers; dropping it removes its name. `None` if it could not be made.
     _socket: Option<Bound>,
     /// Holds the lock on the image.
     _image: Arc<dyn Device>,
-    /// The same file, which servers open whatever its name means by then.
+    /// The locked image file. Servers open it through /proc, because its path may name another file
+    /// later.
     file: File,
 }
 
-/// Mounts the image, and keeps a server for it until the mount has ended. `words` are those of the
-/// server's command line before its image. `live` is called when the first server serves.
-/// `keep_stderr` gives servers the standard error of this process.
+/// Mounts the image, and keeps a server for it until the mount has ended. `words` precede the image
+/// in the server's command line. `live` is called when the first server serves. With `keep_stderr`
+/// servers inherit the standard error of this process.
 pub fn run(
     mount: &Mount<'_>,
     words: &[OsString],
@@ -152,8 +154,8 @@ pub fn run(
     ended
 }
 
-/// Takes the lock on an image. The returned file gives no access: servers open it again, and need
-/// the right to.
+/// Takes the lock on an image. The returned file is open with O_PATH, which gives no access:
+/// servers open it again with their own rights.
 fn open_image(image: &Path) -> Result<(Arc<dyn Device>, File)> {
     let named = || format!("open {}", image.display());
     let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(image).with_context(named)?;
@@ -168,13 +170,13 @@ fn open_image(image: &Path) -> Result<(Arc<dyn Device>, File)> {
     Ok((locked, file))
 }
 
-/// The server of another program. It waits for its turn.
+/// A server of a new program, which waits for its turn.
 struct Successor {
     program: Program,
     server: KeptServer,
-    /// It waits only for the end of the old server, which is asked to leave.
+    /// The successor is ready, and the old server was asked to leave.
     has_turn: bool,
-    /// When it was started, or got its turn.
+    /// The time at which the successor was started, or later became ready.
     since: Duration,
 }
 
@@ -184,14 +186,14 @@ impl Successor {
         Ok(Successor { program, server, has_turn: false, since: SystemClock::default().monotonic() })
     }
 
-    /// How long it may take from now on.
+    /// The time left until the limit of the present step.
     fn left(&self) -> Duration {
         let patience = if self.has_turn { LEAVE_PATIENCE } else { START_PATIENCE };
         patience.saturating_sub(SystemClock::default().since(self.since))
     }
 }
 
-/// Starts a server. A system that has no process or no memory for it may have them in a moment.
+/// Starts a server. If the system lacks a process or memory for it, tries again for a while.
 fn start_patiently(program: &Program, launch: &Launch) -> Result<KeptServer> {
     let clock = SystemClock::default();
     let begun = clock.monotonic();
@@ -206,21 +208,21 @@ fn start_patiently(program: &Program, launch: &Launch) -> Result<KeptServer> {
     }
 }
 
-/// What happens beside a server that serves.
+/// An event while a server serves.
 enum Event {
-    /// It begins to end.
+    /// The server begins to end.
     Ends,
-    /// It says something, or its socket has ended.
+    /// The server has sent a line, or its socket has ended.
     Says,
-    /// Another program is to serve.
+    /// A request to replace the server is pending.
     Wanted,
-    /// The successor waits for its turn, or ends.
+    /// The successor waits for its turn, or has ended.
     Starts,
-    /// The successor, or the server that is asked to leave, takes too long.
+    /// The successor, or the old server that was asked to leave, exceeds its time limit.
     Late,
 }
 
-/// The end of a server.
+/// The end of a server, and the state in which it leaves the keeper.
 struct Ended {
     end: End,
     served: bool,
@@ -237,7 +239,7 @@ impl Keeper {
         let mut first = Some((live, serves));
         let mut failed_starts = 0;
         let mut program = Program::own();
-        // The program that served before, until the new one serves.
+        // The program that served before a handover, until the new one serves.
         let mut before: Option<Program> = None;
         let mut waiting: Option<KeptServer> = None;
         loop {
@@ -283,7 +285,7 @@ impl Keeper {
         }
     }
 
-    /// Whether the end of a server is that of the mount.
+    /// Decides whether the mount ends with its server. Returns its exit code then, or an error.
     fn is_over(&self, end: End, starts: u32, is_first: bool, launch: &Launch) -> Result<Option<ExitCode>> {
         let signal = match end {
             End::Exited(status) if status.success() => return Ok(Some(ExitCode::SUCCESS)),
@@ -304,7 +306,7 @@ impl Keeper {
         Ok(None)
     }
 
-    /// Has a server serve that waits, until its end.
+    /// Makes a waiting server the mount's server, and watches it until its end.
     fn one_server(
         &self,
         mut server: KeptServer,
@@ -320,12 +322,14 @@ impl Keeper {
         }
         begun(program)?;
         let (has_left, successor) = self.watch(&mut server, launch)?;
-        // A server that has left needs time to give its memory back, and programs wait.
+        // A server that has left takes a while to free its memory, and programs wait for its
+        // successor.
         let end = if has_left { server.end_later()? } else { server.end()? };
         Ok(Ended { end, served: true, successor })
     }
 
-    /// Returns when a server has left (`true`) or is ending, with the one that is to follow it.
+    /// Watches a serving server until it has left (`true`) or begins to end (`false`). Also returns
+    /// the successor, if there is one.
     fn watch(&self, server: &mut KeptServer, launch: &Launch) -> Result<(bool, Option<Successor>)> {
         server.expect_end(&self.area);
         let mut successor = None;
@@ -357,7 +361,7 @@ impl Keeper {
                     }
                     _ => next.server.end()?.of_start(),
                 },
-                // It may leave later, and is then started again.
+                // The server may still leave later. Then the old program is started again.
                 (Event::Late, Some(next)) if next.has_turn => {
                     format!("the server does not leave within {} seconds", LEAVE_PATIENCE.as_secs())
                 }
@@ -370,9 +374,10 @@ impl Keeper {
         }
     }
 
-    /// Waits for what happens next beside a server that serves.
+    /// Waits for the next event while a server serves.
     fn next_event(&self, server: &KeptServer, successor: Option<&Successor>) -> Result<Event> {
-        // One request at a time. A successor that has the turn says nothing until then.
+        // One request at a time. A successor that is ready sends nothing until the old server has
+        // left.
         let third = match successor {
             None => Some((self.handovers.bell(), Event::Wanted)),
             Some(next) if !next.has_turn => Some((next.server.starts(), Event::Starts)),
@@ -380,7 +385,8 @@ impl Keeper {
         };
         loop {
             let limit = successor.map(Successor::left).map(Timespec::try_from).transpose()?;
-            // What it has said comes before its end.
+            // The server's line is checked before its end, because it may leave a line and end at
+            // once.
             let mut fds = vec![PollFd::from_borrowed_fd(server.says(), PollFlags::IN)];
             fds.push(PollFd::from_borrowed_fd(server.ends(), PollFlags::IN));
             fds.extend(third.iter().map(|(fd, _)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
@@ -400,7 +406,7 @@ impl Keeper {
     }
 }
 
-/// The descriptors of `--kept`: the connection to the kernel and the memory.
+/// The descriptors in `--kept`: the connection to the kernel and the keeper's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeptFds {
     connection: i32,
@@ -415,7 +421,7 @@ pub fn parse_fds(text: &str) -> Result<KeptFds, String> {
     Ok(KeptFds { connection: number(connection)?, area: number(area)? })
 }
 
-/// Serves a mount for the keeper that started this process.
+/// Serves a mount in a process that the keeper has started.
 pub fn serve(mount: &Mount<'_>, fds: KeptFds, keep_stderr: bool) -> Result<ExitCode> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).context("die with the keeper")?;
     if rustix::process::getppid().is_none_or(|parent| parent.is_init()) {
@@ -437,8 +443,8 @@ pub fn serve(mount: &Mount<'_>, fds: KeptFds, keep_stderr: bool) -> Result<ExitC
     })
 }
 
-/// Has a panic of any thread end the process before its stack unwinds, which would send replies
-/// with EIO and shut the file system down. The next server takes this one's place.
+/// Makes a panic of any thread abort the process before its stack unwinds. Unwinding would send
+/// replies with EIO and shut the file system down, but the next server can continue instead.
 fn die_of_panics() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -448,7 +454,7 @@ fn die_of_panics() {
     }));
 }
 
-/// The words of a server's command line that repeat those of its keeper.
+/// The part of a server's command line that repeats options of its keeper.
 pub fn words_of(options: &str, more: &[(&str, Option<&OsStr>)]) -> Vec<OsString> {
     let mut words: Vec<OsString> = Vec::new();
     if !options.is_empty() {

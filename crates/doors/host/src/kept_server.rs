@@ -1,15 +1,15 @@
-//! The process of a server, as its keeper sees it.
+//! The process of a server, from the keeper's point of view.
 //!
-//! A server writes lines to its standard output until it serves: [`WAITS`], then `ready`, or
-//! `failed` and the reason. Its standard input is a socket, over which lines go both ways:
+//! Until it serves, a server writes lines to its standard output: [`WAITS`], then `ready`, or
+//! `failed` and the reason. Its standard input is a socket, over which both sides send lines:
 //!
-//! | line | from | says |
+//! | line | from | meaning |
 //! |---|---|---|
-//! | [`SERVE`] | the keeper | it is the mount's server from now on |
+//! | [`SERVE`] | the keeper | the process is the mount's server from now on |
 //! | [`SERVE_WITH_KEY`] | the keeper | the same; the key of the encrypted image follows, as bytes |
 //! | [`LEAVE`] | the keeper | make everything durable and leave |
-//! | [`LEFT`] | the server | it has left: it uses neither the image nor the memory any more |
-//! | [`REFUSED`] | the server | it serves on, and the reason |
+//! | [`LEFT`] | the server | the server uses neither the image nor the memory any more |
+//! | [`REFUSED`] | the server | the server does not leave; the reason follows |
 //!
 //! Before [`SERVE`] a server neither reads the image nor changes the keeper's memory, so it may be
 //! started while another one serves.
@@ -43,33 +43,33 @@ pub(crate) const REFUSED: &str = "refused ";
 /// The exit status of a server that has left.
 pub(crate) const HANDED_OVER: u8 = 120;
 
-/// How servers of a mount are started.
+/// The parameters with which servers of a mount are started.
 pub(crate) struct Launch {
     pub image: PathBuf,
     pub dir: PathBuf,
-    /// The words of a server's command line before its image.
+    /// The part of a server's command line before the image.
     pub words: Vec<OsString>,
-    /// Give servers the standard error of this process.
+    /// Servers inherit the standard error of this process.
     pub keep_stderr: bool,
-    /// The descriptors that servers inherit: the connection and the memory.
+    /// The descriptors that servers inherit: the connection to the kernel and the keeper's memory.
     pub kept: (i32, i32),
 }
 
-/// What became of a server.
+/// How a server ended.
 #[derive(Debug)]
 pub(crate) enum End {
     Died {
         signal: i32,
     },
     Exited(ExitStatus),
-    /// It has left.
+    /// The server has left after a handover.
     Left,
-    /// It says why it does not serve.
+    /// The server has reported why it does not serve.
     Refused(String),
 }
 
 impl End {
-    /// Why a server ended that has not served.
+    /// The reason for which a server ended before it served.
     pub(crate) fn of_start(&self) -> String {
         match self {
             End::Died { signal } => format!("it died of signal {signal} before it served"),
@@ -80,17 +80,17 @@ impl End {
     }
 }
 
-/// A process that serves, or waits until it shall. Dropped, it is killed.
+/// A process that serves, or waits until it may. Dropping this kills the process.
 pub(crate) struct KeptServer {
     child: Child,
     pid: Pid,
     out: BufReader<ChildStdout>,
     socket: BufReader<UnixStream>,
-    /// Ready when the process has ended.
+    /// A pidfd, readable when the process has ended.
     process: OwnedFd,
-    /// Ready when the process begins to end (`keep::sentinel`).
+    /// Readable when the process begins to end (`keep::sentinel`).
     sentinel: Option<OwnedFd>,
-    /// Why it does not serve.
+    /// The reason that the server has reported for not serving.
     refused: Option<String>,
     served: bool,
 }
@@ -108,7 +108,7 @@ impl Drop for KeptServer {
 }
 
 impl KeptServer {
-    /// Starts a server. It waits for [`SERVE`].
+    /// Starts a server, which then waits for [`SERVE`].
     pub(crate) fn start(program: &Program, launch: &Launch) -> Result<KeptServer> {
         let (ours, theirs) = UnixStream::pair().context("make a socket for a server")?;
         let (connection, area) = launch.kept;
@@ -131,7 +131,8 @@ impl KeptServer {
         Ok(KeptServer { child, pid, out, socket, process, sentinel: None, refused: None, served: false })
     }
 
-    /// Says to the server that it serves. An error means that it has ended, which its end shows.
+    /// Asks the server to serve. An error means that the server has ended, which its descriptor
+    /// also shows.
     pub(crate) fn say_serve(&mut self, key: Option<&ImageKey>) {
         let Some(key) = key else { return self.say(SERVE) };
         let mut message = Zeroizing::new(Vec::with_capacity(SERVE_WITH_KEY.len() + 1 + CRYPT_KEY));
@@ -143,15 +144,16 @@ impl KeptServer {
         }
     }
 
-    /// Says a line to the server. An error means that it has ended, which its end shows.
+    /// Sends a line to the server. An error means that the server has ended, which its descriptor
+    /// also shows.
     pub(crate) fn say(&mut self, line: &str) {
         if let Err(e) = self.socket.get_mut().write_all(format!("{line}\n").as_bytes()) {
             tracing::debug!("a server does not get '{line}': {e}");
         }
     }
 
-    /// Returns when the server serves (`true`), or does not and ends. `patience`: it is killed if
-    /// it takes longer.
+    /// Waits until the server serves (`true`) or fails to (`false`). Kills the server if it sends
+    /// nothing for `patience`.
     pub(crate) fn serves(&mut self, patience: Option<Duration>) -> Result<bool> {
         loop {
             if self.out.buffer().is_empty() && !is_ready_within(self.out.get_ref(), patience)? {
@@ -165,7 +167,8 @@ impl KeptServer {
         }
     }
 
-    /// Reads a line of its start, which a server writes as a whole; an empty one at its end.
+    /// Reads a line that the server writes during its start. Servers write whole lines. Returns an
+    /// empty line at the end of the pipe.
     pub(crate) fn start_line(&mut self) -> Result<String> {
         let mut line = String::new();
         self.out.read_line(&mut line).context("wait for a server")?;
@@ -173,28 +176,30 @@ impl KeptServer {
         Ok(line.trim_end().to_owned())
     }
 
-    /// Can be read when [`KeptServer::start_line`] returns at once. It has read all lines before.
+    /// Readable when [`KeptServer::start_line`] would not block, provided that it has read all
+    /// earlier lines.
     pub(crate) fn starts(&self) -> BorrowedFd<'_> {
         self.out.get_ref().as_fd()
     }
 
-    /// Reads a line of a server that serves, which it writes as a whole; an empty one at its end.
+    /// Reads a line that a serving server sends. Servers write whole lines. Returns an empty line
+    /// at the end of the socket.
     pub(crate) fn line(&mut self) -> Result<String> {
         let mut line = String::new();
         match self.socket.read_line(&mut line) {
-            // It has ended with bytes unread.
+            // The server has ended without reading all lines.
             Err(e) if e.kind() == io::ErrorKind::ConnectionReset => {}
             read => drop(read.context("listen to a server")?),
         }
         Ok(line.trim_end().to_owned())
     }
 
-    /// Can be read when [`KeptServer::line`] returns at once.
+    /// Readable when [`KeptServer::line`] would not block.
     pub(crate) fn says(&self) -> BorrowedFd<'_> {
         self.socket.get_ref().as_fd()
     }
 
-    /// Finds what shows that a server which serves begins to end.
+    /// Opens the sentinel, which shows early that the serving process begins to end.
     pub(crate) fn expect_end(&mut self, area: &Area) {
         self.sentinel = sentinel::watch(area, self.pid).unwrap_or_else(|e| {
             tracing::debug!("the end of the server is not hastened: {e}");
@@ -202,12 +207,12 @@ impl KeptServer {
         });
     }
 
-    /// Ready when the server begins to end, or has ended.
+    /// Readable when the server begins to end, or has ended.
     pub(crate) fn ends(&self) -> BorrowedFd<'_> {
         self.sentinel.as_ref().unwrap_or(&self.process).as_fd()
     }
 
-    /// Waits for the end of a server that is ending.
+    /// Waits for a server that is ending.
     pub(crate) fn end(mut self) -> Result<End> {
         if let Some(sentinel) = &self.sentinel
             && let Err(e) = sentinel::hasten(sentinel, &self.process, self.pid)
@@ -223,7 +228,7 @@ impl KeptServer {
         })
     }
 
-    /// Awaits the end of a server that has left on a thread of its own.
+    /// Waits for the end of a server that has left, on a thread of its own.
     pub(crate) fn end_later(self) -> Result<End> {
         let wait = move || match self.end() {
             Ok(_) => {}
@@ -238,8 +243,9 @@ impl KeptServer {
     }
 }
 
-/// Waits in a server until the keeper says that it serves. Returns the key of an encrypted image.
-/// Nothing is read beyond that, and no copy of the key stays in a buffer.
+/// Waits, in a server, until the keeper asks it to serve. Returns the key of an encrypted image.
+/// Reads byte by byte, so that no later bytes are consumed and no copy of the key stays in a
+/// buffer.
 pub(crate) fn await_serve(mut keeper: UnixStream) -> Result<Option<Zeroizing<[u8; CRYPT_KEY]>>> {
     let mut line = Vec::new();
     while line.last() != Some(&b'\n') && line.len() <= SERVE_WITH_KEY.len() {
@@ -257,7 +263,7 @@ pub(crate) fn await_serve(mut keeper: UnixStream) -> Result<Option<Zeroizing<[u8
     Ok(Some(key))
 }
 
-/// Whether a descriptor can be read, or has ended, within this time.
+/// Whether a descriptor becomes readable, or reaches its end, within `patience`.
 fn is_ready_within(fd: &impl AsFd, patience: Option<Duration>) -> Result<bool> {
     let limit = patience.map(Timespec::try_from).transpose()?;
     loop {

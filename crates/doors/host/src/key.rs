@@ -1,4 +1,4 @@
-//! The key of an encrypted image: where it comes from, and the image under it.
+//! The key of an encrypted image: finds it, and decrypts the image with it.
 //!
 //! A command has one key: the contents of a file (`--key-file`, `--key-fd`) to the last byte, or a
 //! passphrase that it asks for on the terminal when it meets an encrypted image. A daemon, which
@@ -18,29 +18,29 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zeroize::Zeroizing;
 
-/// A longer key file is more likely the wrong file.
+/// Limit for the bytes of a key file. A longer file is probably the wrong file.
 const KEY_FILE_MAX: u64 = 1 << 20;
 
 /// The key of this process.
 struct Given {
     file: Option<PathBuf>,
-    /// Read or asked for once, since one command opens an image several times.
+    /// The passphrase or file contents. Kept, because one command may open an image several times.
     secret: Option<Arc<Secret>>,
-    /// The keys of images that were opened, by the header's UUID: to derive one takes time.
+    /// Derived keys of opened images, by the UUID in their header, because deriving one takes long.
     keys: Vec<([u8; 16], Zeroizing<[u8; CRYPT_KEY]>)>,
-    /// The key of the only image of this process, which its keeper has handed over.
+    /// The key that the keeper has sent, for the only image of this process.
     handed: Option<Zeroizing<[u8; CRYPT_KEY]>>,
 }
 
 static GIVEN: Mutex<Given> = Mutex::new(Given { file: None, secret: None, keys: Vec::new(), handed: None });
 
-/// Names the file that holds the key, before any image is opened.
+/// Sets the file that holds the key. Call it before any image is opened.
 pub fn give(file: PathBuf) {
     GIVEN.lock().file = Some(file);
 }
 
-/// Erases what was read or derived. A process that serves a mount calls it once the image is open:
-/// then the only copy of the key is the locked one of the device.
+/// Erases all keys and passphrases. A process that serves a mount calls this when the image is
+/// open: the only copy of the key is then the device's, in locked memory.
 pub fn forget() {
     let mut given = GIVEN.lock();
     given.secret = None;
@@ -48,7 +48,7 @@ pub fn forget() {
     given.handed = None;
 }
 
-/// Takes the key that this process's keeper has handed over.
+/// Takes the key that the keeper has sent.
 pub(crate) fn take(key: Zeroizing<[u8; CRYPT_KEY]>) {
     GIVEN.lock().handed = Some(key);
 }
@@ -57,7 +57,8 @@ pub(crate) fn take(key: Zeroizing<[u8; CRYPT_KEY]>) {
 pub(crate) struct ImageKey(Locked<Zeroizing<[u8; CRYPT_KEY]>>);
 
 impl ImageKey {
-    /// `None` if the image is not encrypted. Uses the key of this process.
+    /// Returns the key of the image, or `None` if it is not encrypted. Uses the key of this
+    /// process.
     pub(crate) fn of(image: &Path, device: &dyn Device) -> Result<Option<ImageKey>> {
         if !is_encrypted(device)? {
             return Ok(None);
@@ -73,13 +74,13 @@ impl ImageKey {
         self.0.get()
     }
 
-    /// The image to examine, below its encryption.
+    /// Opens the image for reading, decrypted.
     pub(crate) fn image(&self, path: &Path) -> Result<Image> {
         Ok(Image::on(path, Arc::new(CryptDevice::with_key(open_without_lock(path)?, self.bytes())?)))
     }
 }
 
-/// Whether this process has a key without asking a user.
+/// Whether this process has a key and need not ask the user.
 pub fn is_given() -> bool {
     let given = GIVEN.lock();
     given.file.is_some() || given.secret.is_some()
@@ -92,8 +93,8 @@ pub fn is_encrypted(device: &dyn Device) -> Result<bool> {
         return Ok(false);
     }
     device.read(0, &mut block)?;
-    // The second copy of a header says nothing beside the superblock of an image without
-    // encryption.
+    // If block 0 has a superblock, the image is not encrypted, even if the second copy of an old
+    // encryption header is still there.
     let (encrypted, plain) = (has_magic(block.as_bytes()), Superblock::has_magic(block.as_bytes()));
     Ok(encrypted || (!plain && CryptHeader::is_there(device)?))
 }
@@ -113,7 +114,7 @@ pub fn header_of(image: &Path) -> Result<Option<CryptHeader>> {
     Ok(Some(CryptHeader::read(&*device).with_context(|| format!("open {}", image.display()))?))
 }
 
-/// An image to examine, below its encryption if it is encrypted. May ask for a passphrase.
+/// Opens an image for reading, decrypted if it is encrypted. May ask for a passphrase.
 pub fn image(path: &Path) -> Result<Image> {
     if header_of(path)?.is_none() {
         return Image::open(path);
@@ -130,8 +131,8 @@ pub fn losses(path: &Path) -> Option<Losses> {
     image(path).ok()?.superblock().ok()?.checkpoint.losses
 }
 
-/// The device under its encryption, or the device itself if the image is not encrypted. `file`
-/// holds the key; without it the key of this process is used.
+/// Returns the decrypted view of an encrypted device; any other device is returned as it is. `file`
+/// holds the key; without `file`, the key of this process is used.
 pub fn unlocked(image: &Path, device: Arc<dyn Device>, file: Option<&Path>) -> Result<Arc<dyn Device>> {
     if !is_encrypted(&*device)? {
         return Ok(device);
@@ -157,7 +158,7 @@ pub fn unlocked(image: &Path, device: Arc<dyn Device>, file: Option<&Path>) -> R
     Ok(Arc::new(open().with_context(|| format!("open {}", image.display()))?))
 }
 
-/// Makes an encrypted image of the device, whose contents are noise then.
+/// Encrypts the device. What it contains then decrypts to noise.
 pub fn encrypt(image: &Path, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
     let secret = match is_given() {
         true => secret(image)?,
@@ -170,7 +171,7 @@ pub fn encrypt(image: &Path, device: Arc<dyn Device>) -> Result<Arc<dyn Device>>
     Ok(Arc::new(CryptDevice::format(device, &secret, Cost::default())?))
 }
 
-/// The key of this process: read, or asked for.
+/// The passphrase or file contents of this process. Reads the file or asks the user if necessary.
 pub fn secret(image: &Path) -> Result<Arc<Secret>> {
     let file = {
         let given = GIVEN.lock();
@@ -187,7 +188,7 @@ pub fn secret(image: &Path) -> Result<Arc<Secret>> {
     Ok(secret)
 }
 
-/// A new key: from the file, or asked for twice.
+/// A new passphrase: from the file, or asked for twice.
 pub fn new_secret(image: &Path, file: Option<&Path>) -> Result<Secret> {
     match file {
         Some(file) => read(file),

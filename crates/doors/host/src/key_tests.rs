@@ -16,7 +16,7 @@ fn bad_key_files_are_named() {
     assert_eq!(read(&path).unwrap().bytes(), b"pass\n", "to the last byte");
 }
 
-/// An image that was encrypted before keeps a copy of the old header, which means nothing.
+/// A formerly encrypted image may still have the copy of its old header, which must be ignored.
 #[test]
 fn an_image_is_encrypted_if_its_first_block_says_so() {
     let device = Arc::new(MemDevice::new(CRYPT_AREA + (32 << 20)));
@@ -27,7 +27,7 @@ fn an_image_is_encrypted_if_its_first_block_says_so() {
     assert!(is_encrypted(&*device).unwrap());
     let mut block = IoBuf::zeroed(1);
     device.write(0, &block, true).unwrap();
-    assert!(is_encrypted(&*device).unwrap(), "its second copy is whole");
+    assert!(is_encrypted(&*device).unwrap(), "the second copy of the header is valid");
     block.as_mut_bytes()[..8].copy_from_slice(b"KEDGEFS\0");
     device.write(0, &block, true).unwrap();
     assert!(!is_encrypted(&*device).unwrap());

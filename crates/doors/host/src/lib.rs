@@ -5,28 +5,28 @@
 //! |---|---|
 //! | [`engine`] | opens, makes, mounts and checks images |
 //! | [`create`] | makes an image in a new file |
-//! | [`embed`] | images in the process of a program in another language |
+//! | [`embed`] | makes and opens images in the process of a program in another language |
 //! | [`image`] | finds an image by its name, reads its superblock without a lock |
-//! | [`key`] | the key of an encrypted image |
+//! | [`key`] | finds the key of an encrypted image |
 //! | [`tag`] | finds the block device of a label or a uuid |
 //! | [`options`] | parses the words of `mount -o` |
 //! | [`mounts`] | finds the mount that a path names, reads its attributes |
-//! | [`status`] | state and counters of an image and of a live mount |
-//! | [`waits`] | requests that a mount's device has not completed |
+//! | [`status`] | reads state and counters of an image and of a live mount |
+//! | [`waits`] | reports requests that a mount's device has not completed |
 //! | [`serve`] | serves one mount until it ends |
-//! | [`keeper`] | starts the server of a mount, and another one when it dies |
-//! | [`handover`] | has another program serve a mount that has a keeper |
-//! | [`offer`] | what a program can serve |
-//! | `kept_server` | the process of a server, as its keeper sees it |
-//! | [`courier`] | the process that sends notifications for which the kernel may wait |
+//! | [`keeper`] | starts the server of a mount, and starts another when that one dies |
+//! | [`handover`] | replaces the server of a mount with a keeper by another program |
+//! | [`offer`] | states what a program can serve |
+//! | `kept_server` | the process of a server, from the keeper's point of view |
+//! | [`courier`] | runs the process that sends notifications for which the kernel may wait |
 //! | [`daemon`] | serves several mounts in one process |
 //! | [`background`] | starts the process that serves, and waits until the mount is live |
 //! | [`notify`] | reports readiness to the service manager |
 //! | [`logging`], [`syslog`] | send messages to standard error and to the system's log |
 //! | [`users`] | finds the processes that keep a mount in use |
-//! | [`memory`] | the default size of a cache |
-//! | [`clock`] | the clock of a new image |
-//! | [`os`] | signals, heaps and descriptors |
+//! | [`memory`] | sizes the cache of a mount, and shrinks it while memory is short |
+//! | [`clock`] | provides the clock of a new image |
+//! | [`os`] | wraps system calls: signals, heaps and descriptors |
 //! | [`text`], [`usage`] | format values and errors for users |
 #![deny(unsafe_code)]
 

@@ -5,8 +5,8 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
-/// `to_syslog` says that this is a background process, whose standard error is /dev/null once it
-/// serves.
+/// Starts logging. `to_syslog` is for a background process: its standard error becomes /dev/null
+/// when it serves.
 pub fn start(to_syslog: bool) {
     let filter = EnvFilter::try_from_env("KEDGE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::registry()

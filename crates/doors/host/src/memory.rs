@@ -1,17 +1,18 @@
-//! How much memory a mount's caches take: by default a part of what the process may use, and less
-//! while memory is short.
+//! How much memory a mount's cache uses: by default a fraction of what the process may use, and
+//! less while memory is short.
 //!
-//! Dirty file pages have three sixteenths of a cache, and writers beyond that wait for the device.
-//! With a small cache a burst of files waits that a kernel's file system, which may use a fifth of
-//! the memory, takes at once. The kernel cannot take back what is clean, as it can from its own
-//! cache. So the cache is a small part of the memory, bounded, and [`Watch`] gives it back.
+//! Dirty file pages may take three sixteenths of the cache; writers beyond that wait for the
+//! device. With a small cache, a burst of writes waits that the kernel's own page cache (which may
+//! use a fifth of the memory for dirty pages) would absorb. But the kernel cannot reclaim clean
+//! pages of this process, as it can from its page cache. So the default is a small, bounded
+//! fraction of the memory, and [`Watch`] shrinks the cache under pressure.
 //!
 //! # Under pressure
-//! The kernel wakes the watching thread when tasks wait for memory (PSI) in the process's own
-//! control group or, where that cannot be watched, on the machine, and when the group exceeds its
-//! `memory.high`. Each time the cache becomes half as large, down to 64 MiB. After 30 seconds
-//! without such an event it doubles, up to its size. At its full size the thread sleeps without a
-//! limit, so a mount that is idle costs nothing.
+//! The kernel wakes the watching thread when tasks wait for memory (PSI) in the process's control
+//! group, or on the machine if the group cannot be watched, and when the group exceeds its
+//! `memory.high`. Each wakeup halves the cache, down to 64 MiB. After 30 seconds without a wakeup
+//! the cache doubles, up to its full size. At full size the thread sleeps without a time limit, so
+//! an idle mount costs nothing.
 
 use kedge_base::JoinHandle;
 use kedge_base::spawn_named;
@@ -25,7 +26,8 @@ use std::path::{Path, PathBuf};
 const PART: u64 = 16;
 const LEAST: u64 = 64 << 20;
 const MOST: u64 = 1 << 30;
-/// Tasks that wait for memory for a twentieth of two seconds. Other windows need privileges.
+/// Wakes the thread when tasks have waited 0.1 s within 2 s. Windows that are no multiple of 2 s
+/// need privileges.
 const TRIGGER: &[u8] = b"some 100000 2000000\0";
 const QUIET: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 const GROUPS: &str = "/sys/fs/cgroup";
@@ -49,21 +51,22 @@ fn machine() -> u64 {
     info.totalram.saturating_mul(u64::from(info.mem_unit))
 }
 
-/// The least that a control group around the process allows: `group` is what `/proc/self/cgroup`
-/// says, `root` where the groups are mounted. `None`: there is no limit, or no group that can be
-/// read. A container may see its own group as the root, so that one counts, too.
+/// The smallest limit of the process's control group and its ancestors, in bytes. `group` is the
+/// text of `/proc/self/cgroup`, `root` the directory where the groups are mounted. `None` if there
+/// is no limit or no readable group. In a container the process may see its own group as the root,
+/// so the root counts as well.
 fn limit_of_groups(root: &Path, group: &str) -> Option<u64> {
     let limits = own_dirs(root, group).into_iter().flat_map(|(dir, files)| {
         let above: Vec<PathBuf> =
             dir.ancestors().take_while(|d| d.starts_with(root)).map(Into::into).collect();
         above.into_iter().flat_map(move |dir| files.iter().map(move |file| dir.join(file)))
     });
-    // Version 1 has a number near 2^63 for "none", which is more than any machine has.
+    // Version 1 has a number near 2^63 for "no limit", more than any machine has.
     limits.filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok()).min()
 }
 
-/// The directories of the process's group that may limit memory, with the files that do: of
-/// version 2, also where it is mounted beside version 1, and of version 1.
+/// The directories of the process's group that may limit its memory, with the names of the limit
+/// files: of version 2, even if it is mounted beside version 1, and of version 1.
 fn own_dirs(root: &Path, group: &str) -> Vec<(PathBuf, &'static [&'static str])> {
     const NOW: &[&str] = &["memory.max", "memory.high"];
     const BEFORE: &[&str] = &["memory.limit_in_bytes"];
@@ -83,7 +86,7 @@ fn own_dirs(root: &Path, group: &str) -> Vec<(PathBuf, &'static [&'static str])>
     dirs
 }
 
-/// How large the cache is, and how large it may become.
+/// The present size of the cache, and its upper limit, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Size {
     full: u64,
@@ -91,7 +94,7 @@ struct Size {
 }
 
 impl Size {
-    /// Memory is short, and `full` is what the cache may have at most.
+    /// Halves the cache because memory is short. `full` is the new upper limit.
     fn shrink(self, full: u64) -> Size {
         Size { full, now: (self.now / 2).clamp(full.min(LEAST), full) }
     }
@@ -101,19 +104,20 @@ impl Size {
     }
 }
 
-/// Gives a mount's cache back while memory is short, until it is dropped.
+/// Shrinks a mount's cache while memory is short. Dropping it ends the watch.
 pub struct Watch {
-    /// Closed by the drop, which ends the thread.
+    /// Closed by `drop`, which ends the thread.
     stop: Option<io::PipeWriter>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watch {
-    /// `None`: this kernel cannot be watched, or a thread is not to be had.
+    /// Starts a watch. `None` if the kernel does not report memory pressure, or no thread can be
+    /// started.
     pub fn start(fs: &FileSystem) -> Option<Watch> {
         let started = Events::open(Path::new(GROUPS), &own_groups()).and_then(|events| {
             let (stopped, stop) = io::pipe()?;
-            // A size that the user chose stays the limit.
+            // A size other than the default was chosen by the user, and stays the upper limit.
             let full = fs.options().cache_size;
             let chosen = (full != default_cache()).then_some(full);
             let fs = fs.clone();
@@ -159,10 +163,10 @@ enum Event {
     Quiet,
 }
 
-/// Files of the kernel that report when memory is short.
+/// Kernel files that report memory pressure.
 struct Events {
     pressure: File,
-    /// The `memory.events` of a group with `memory.high`: read again after each event.
+    /// The `memory.events` of the group, for `memory.high`. It must be read again after each event.
     high: Option<File>,
 }
 
@@ -178,7 +182,7 @@ impl Events {
         Ok(Events { pressure, high })
     }
 
-    /// Waits for an event: for `Quiet` as long as `patience` says.
+    /// Waits for an event. Returns `Quiet` if none arrives within `patience`.
     fn wait(&mut self, stopped: &io::PipeReader, patience: Option<&Timespec>) -> io::Result<Event> {
         let mut fds = vec![PollFd::new(stopped, PollFlags::IN), PollFd::new(&self.pressure, PollFlags::PRI)];
         fds.extend(self.high.iter().map(|high| PollFd::new(high, PollFlags::PRI)));
@@ -192,7 +196,7 @@ impl Events {
         if !came[0].is_empty() {
             return Ok(Event::Stop);
         }
-        // The group was removed: it could report no more.
+        // The group was removed, so the trigger will report nothing more.
         if came[1].contains(PollFlags::ERR) {
             return Err(io::Error::other("the kernel ended the trigger"));
         }

@@ -51,15 +51,15 @@ fn a_cache_shrinks_by_halves_and_grows_back() {
     let size = |full: u64, now: u64| Size { full: full << 20, now: now << 20 };
     assert_eq!(size(256, 256).shrink(256 << 20), size(256, 128));
     assert_eq!(size(256, 128).shrink(256 << 20), size(256, 64));
-    assert_eq!(size(256, 64).shrink(256 << 20), size(256, 64), "what any mount has");
-    assert_eq!(size(16, 16).shrink(16 << 20), size(16, 16), "it was chosen so small");
+    assert_eq!(size(256, 64).shrink(256 << 20), size(256, 64), "the least size of a cache");
+    assert_eq!(size(16, 16).shrink(16 << 20), size(16, 16), "the user chose a smaller size");
     assert_eq!(size(1024, 1024).shrink(100 << 20), size(100, 100), "the group's limit is lower now");
     assert_eq!(size(256, 64).grow(), size(256, 128));
     assert_eq!(size(200, 128).grow(), size(200, 200));
 }
 
-/// The files of the kernel are read by `poll`, which a file of the test cannot imitate: a pipe that
-/// is closed is what ends the wait.
+/// The kernel's files are polled for PRI, which ordinary files cannot imitate. So the test ends the
+/// wait by closing the pipe.
 #[test]
 fn a_watch_ends_while_nothing_happens() {
     let Ok(mut events) = Events::open(Path::new("/nothing"), "") else {

@@ -21,23 +21,23 @@ pub const XATTR_PID: &str = "system.kedgefs.pid";
 /// Setting this attribute to a list of options changes them.
 pub const XATTR_OPTIONS: &str = "system.kedgefs.options";
 
-/// Setting this attribute to a number of bytes makes the image larger.
+/// Setting this attribute to a number of bytes makes the image larger or smaller.
 pub const XATTR_SIZE: &str = "system.kedgefs.size";
 
-/// With the number of a tree after it: JSON with the trees from that number on.
+/// Followed by the number of a tree: JSON with the trees from that number on.
 pub const XATTR_TREES: &str = "system.kedgefs.trees.";
-/// JSON with the nearest limit at or above a file or directory.
+/// JSON with the limit of a file or directory, or of its nearest ancestor that has one.
 pub const XATTR_LIMIT: &str = "system.kedgefs.limit";
-/// With a number N after it: JSON with the limits after the first N.
+/// Followed by a number N: JSON with all limits except the first N.
 pub const XATTR_LIMITS: &str = "system.kedgefs.limits.";
-/// With the number of a tree after it: JSON with what the tree takes.
+/// Followed by the number of a tree: JSON with the space that the tree uses.
 pub const XATTR_TREE: &str = "system.kedgefs.tree.";
 
 /// Largest attribute value that the kernel returns.
 const XATTR_BYTES_MAX: usize = 64 << 10;
 
-/// The uppermost mount on `dir`. Uses only the path, because a dead mount fails every access with
-/// ENOTCONN.
+/// The uppermost mount on `dir`. Only the path is used, because every access to a dead mount fails
+/// with ENOTCONN.
 pub fn at(dir: &Path) -> Result<Option<MountEntry>> {
     Ok(kedge_fuse::mount_at(&resolve(dir)?))
 }
@@ -69,7 +69,7 @@ fn all_of(image: &Path) -> Result<Vec<MountEntry>> {
     Ok(kedge_fuse::mounts().into_iter().filter(holds).collect())
 }
 
-/// The directories of all trusted KedgeFS mounts.
+/// The directories of all trusted KedgeFS mounts of this machine.
 pub fn own() -> Vec<PathBuf> {
     let believed = kedge_fuse::mounts().into_iter().filter(|m| m.is_kedgefs() && !m.is_foreign());
     believed.map(|m| m.dir).collect()
@@ -132,12 +132,12 @@ pub fn is_dead(dir: &Path) -> Result<bool> {
     }
     let mut value = [0; 64];
     let asked = rustix::fs::getxattr(&dir, XATTR_PID, &mut value[..]);
-    // The latter while the kernel ends the connection of a process that was killed.
+    // ECONNABORTED is returned while the kernel closes the connection of a killed process.
     Ok(matches!(asked, Err(rustix::io::Errno::NOTCONN | rustix::io::Errno::CONNABORTED)))
 }
 
 /// Reads an attribute of a mount's root through the status socket. A dedicated thread of the
-/// serving process serves it, while all others may wait for a device that hangs.
+/// serving process replies, even if all other threads wait for a device that hangs.
 fn ask(dir: &Path, name: &str) -> Option<String> {
     let mount = kedge_fuse::mount_at(dir)?;
     let ours = mount.is_kedgefs() && !mount.is_foreign() && mount.root == Path::new("/");

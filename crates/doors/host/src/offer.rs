@@ -1,4 +1,4 @@
-//! What a program can serve, so that a keeper refuses one that does not fit.
+//! States what a program can serve, so that a keeper can refuse a program that does not fit.
 
 use anyhow::{Context, Result, bail, ensure};
 use kedge_base::{Clock, SystemClock};
@@ -14,36 +14,37 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// How keeper and server talk: `--kept`, and what [`crate::kept_server`] lists.
+/// The version of the protocol between keeper and server: `--kept`, and the lines in
+/// [`crate::kept_server`].
 const PROTOCOL: u32 = 2;
-/// What programs of this protocol have learnt, and older ones do not know: 1: the key of an
-/// encrypted image, options that a remount has changed, a freeze.
+/// The version of additions to the protocol that older programs lack. 1: the key of an encrypted
+/// image, options that a remount has changed, a freeze.
 const KNOWS: u32 = 1;
 /// The hidden subcommand that prints the [`Offer`] of a program.
 pub const OFFER: &str = "server-offer";
 
-/// What a program prints is written to memory of its own and read to at most this many bytes.
+/// Limit for the bytes read from the memory that receives a program's output.
 const OFFER_MAX: u64 = 4096;
 const OFFER_WAIT: Duration = Duration::from_secs(10);
 const OFFER_PAUSE: Duration = Duration::from_millis(5);
 
-/// What a program can serve.
+/// The mounts that a program can serve.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Offer {
     version: String,
-    /// [`PROTOCOL`].
+    /// The program's [`PROTOCOL`].
     protocol: u32,
-    /// The layout of the keeper's memory.
+    /// The layout version of the keeper's memory.
     memory: u32,
     incompat: u64,
     ro_compat: u64,
-    /// [`KNOWS`].
+    /// The program's [`KNOWS`].
     #[serde(default)]
     knows: u32,
 }
 
 impl Offer {
-    /// That of this program.
+    /// The offer of this program.
     pub fn own() -> Offer {
         Offer {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -55,8 +56,8 @@ impl Offer {
         }
     }
 
-    /// Refuses a program that cannot serve this image for a keeper of version `own`. `special`:
-    /// what is special about the mount.
+    /// Refuses a program that cannot serve this image for a keeper that offers `own`. `special`
+    /// names a property of the mount that only programs with [`KNOWS`] can serve.
     pub(crate) fn check(&self, own: &Offer, image: &Geometry, special: Option<&str>) -> Result<()> {
         let same = [
             ("keepers of protocol", self.protocol, own.protocol),
@@ -86,9 +87,9 @@ impl Offer {
     }
 }
 
-/// A program that serves.
+/// A program that can be started as a server.
 pub(crate) struct Program {
-    /// `None`: that of this process.
+    /// The open program file; `None` for the program of this process.
     file: Option<File>,
     version: String,
 }
@@ -98,11 +99,11 @@ impl Program {
         Program { file: None, version: Offer::own().version }
     }
 
-    /// Opens a program, and asks it what it can serve.
+    /// Opens a program, and runs it to find out what it can serve.
     pub(crate) fn open(path: &Path) -> Result<(Program, Offer)> {
         ensure!(path.is_absolute(), "{}: the path is not absolute", path.display());
         let named = || format!("open the program {}", path.display());
-        // A pipe would wait for a writer.
+        // Without O_NONBLOCK, opening a pipe would wait for a writer.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
         let file = file.with_context(named)?;
         let meta = file.metadata().with_context(named)?;
@@ -118,10 +119,11 @@ impl Program {
         &self.version
     }
 
-    /// The command of the program. The file that was opened is run, whatever its path names by now.
+    /// A command that runs the opened file, even if its path names another file by now.
     pub(crate) fn command(&self) -> Command {
         let path = match &self.file {
-            // It runs this binary even if its file has been replaced or deleted.
+            // This path runs the binary of this process even if its file has been replaced or
+            // deleted.
             None => PathBuf::from("/proc/self/exe"),
             Some(file) => PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())),
         };

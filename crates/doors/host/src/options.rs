@@ -10,7 +10,7 @@ pub use kedge_base::parse_size;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// [`parse_size`] for the size of a cache.
+/// Parses the size of a cache; see [`parse_size`].
 pub fn parse_cache_size(text: &str) -> Result<u64, String> {
     match parse_size(text)? {
         bytes if bytes < CACHE_SIZE_MIN => {
@@ -35,21 +35,21 @@ pub struct MountWords {
     pub privileged: Option<bool>,
     pub workers: Option<usize>,
     pub placement: Option<PlacementMode>,
-    /// The way of requests and replies.
+    /// How requests and replies are exchanged with the kernel.
     pub transport: Option<TransportKind>,
     pub writeback_cache: Option<bool>,
     /// Whether copies within the mount share blocks.
     pub reflink: Option<bool>,
-    /// The path of the tree that the mount shows.
+    /// The path of the tree that is mounted.
     pub tree: Option<String>,
-    /// fsync and sync make nothing durable.
+    /// fsync and sync have no effect.
     pub volatile: bool,
-    /// Another server takes the place of one that dies.
+    /// If the server dies, a keeper starts another one.
     pub keeper: bool,
     pub nosuid: bool,
     pub nodev: bool,
     pub noexec: bool,
-    /// Where the image begins in its file, and how long it is at most.
+    /// The first byte of the image in its file, and its largest size in bytes.
     pub offset: Option<u64>,
     pub sizelimit: Option<u64>,
     /// The file that holds the key of an encrypted image.
@@ -118,7 +118,7 @@ const NO_EFFECT: &[&str] = &[
     "default_permissions",
 ];
 
-/// Whether a word has no effect on a mount.
+/// Whether a word of `-o` has no effect.
 pub fn asks_nothing(word: &str) -> bool {
     let name = word.split_once('=').map_or(word, |(name, _)| name);
     NO_EFFECT.contains(&word) || name == "comment" || name.starts_with("x-") || name.starts_with("X-")
@@ -151,13 +151,13 @@ const REFUSED: &[(&str, &str)] = &[
     ("loop", "an image file needs no loop device of yours"),
 ];
 
-/// Room for the nodes and pages of a few concurrent operations.
+/// The smallest cache, in bytes: enough for the nodes and pages of a few concurrent operations.
 const CACHE_SIZE_MIN: u64 = 1 << 20;
-/// A worker may have to wait for another, so a mount with a single worker could hang.
+/// The number of workers. A worker may wait for another one, so a mount with one worker could hang.
 const WORKERS: std::ops::RangeInclusive<u64> = 2..=64;
 
 impl MountWords {
-    /// The words of the lists as one list, without `key-file`.
+    /// Joins the lists to one list, without `key-file`.
     pub fn without_key_file(lists: &[String]) -> String {
         let words = lists.iter().flat_map(|list| list.split(','));
         words.filter(|word| !word.starts_with("key-file=")).collect::<Vec<_>>().join(",")
@@ -231,7 +231,8 @@ impl MountWords {
             ("dev", None) => self.nodev = false,
             ("noexec", None) => self.noexec = true,
             ("exec", None) => self.noexec = false,
-            // The behaviour anyway: after a failed log write or flush changes fail and reads go on.
+            // The option asks for the normal behaviour: after a failed log write or flush, changes
+            // fail and reads continue.
             ("errors", Some("remount-ro")) => {}
             ("errors", _) => {
                 return Err(Usage(format!(
@@ -251,7 +252,7 @@ impl MountWords {
     }
 }
 
-/// The reason why a word is not accepted.
+/// The reason for which a word is refused.
 fn not_taken(word: &str, name: &str) -> String {
     if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == name) {
         return format!("mount option {word}: {why}");

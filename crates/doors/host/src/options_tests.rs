@@ -91,7 +91,7 @@ fn what_is_not_understood_is_refused_by_name() {
     assert!(!refused("datta=journal").contains("did you mean"));
 }
 
-/// Lines of an fstab that was written for another file system.
+/// Options from an fstab that was written for other file systems.
 #[test]
 fn words_of_fstab_are_understood_or_refused_with_a_reason() {
     let words = MountWords::parse(["user_xattr,acl,lazytime,nodiscard,errors=remount-ro,noatime,nodiratime"]);

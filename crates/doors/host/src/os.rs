@@ -1,4 +1,4 @@
-//! The system calls for which the dependencies have no safe wrapper.
+//! Wraps the system calls for which the dependencies have no safe wrapper.
 #![allow(unsafe_code)]
 
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -7,7 +7,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::path::PathBuf;
 
-/// Signals that ask a mount to end.
+/// Signals that end a mount.
 const TERMINATION: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 
 /// The blocked termination signals.
@@ -52,19 +52,20 @@ const MMAP_BYTES_MIN: libc::c_int = 256 << 10;
 #[cfg(target_env = "gnu")]
 const TRIM_BYTES_MIN: libc::c_int = 1 << 20;
 
-/// The step by which the heap of [`grow_in_large_steps`] grows.
+/// The step by which a heap configured by [`grow_in_large_steps`] grows, in bytes.
 #[cfg(target_env = "gnu")]
 const GROWTH_BYTES: libc::c_int = 4 << 20;
-/// Buffers of at least this size are not in that heap. It is the most that glibc permits.
+/// Buffers of at least this size are allocated outside that heap. glibc permits no larger value.
 #[cfg(target_env = "gnu")]
 const LARGE_BYTES_MIN: libc::c_int = 32 << 20;
 
-/// Keeps the C library's heaps from holding several times the memory in use. By default glibc
+/// Keeps the C library's heaps from holding several times the memory in use. By default, glibc
 /// serves large buffers from the heaps once some have been freed. Long-lived cached pages are then
-/// scattered between short-lived buffers, so the holes cannot be used and the heaps cannot shrink.
-/// Streaming through a cache of 64 MiB grew the process to 280 MiB. And by default it makes eight
-/// heaps for each processor: what one thread frees in its heap, no thread of another heap can use.
-/// One heap for each processor, but two at least, takes a fifth less where a small cache evicts.
+/// scattered between short-lived buffers, so the holes cannot be reused and the heaps cannot
+/// shrink. Streaming through a cache of 64 MiB grew the process to 280 MiB. Also by default, glibc
+/// makes eight heaps for each processor, and memory freed in one heap is not available to threads
+/// of another. One heap for each processor, with a minimum of two, needs a fifth less if a small
+/// cache evicts.
 pub fn give_large_buffers_back() {
     #[cfg(target_env = "gnu")]
     let heaps = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 64));
@@ -79,10 +80,10 @@ pub fn give_large_buffers_back() {
     }
 }
 
-/// For a process that keeps most of what it allocates, such as a file system in memory: one heap,
-/// which grows by megabytes and does not shrink. glibc grows the heap of a thread by as much as one
-/// allocation lacks, so that each block that stays costs a system call. Must be called before
-/// threads are started, since each may get a heap then.
+/// Configures the heap for a process that keeps most of what it allocates, such as a file system in
+/// memory: one heap, which grows in steps of megabytes and does not shrink. By default, glibc grows
+/// a thread's heap by what one allocation lacks, so that each long-lived block costs a system call.
+/// Must be called before threads are started, since each of them may get a heap at its start.
 pub fn grow_in_large_steps() {
     // SAFETY: mallopt takes two integers, and a value that it refuses changes nothing.
     #[cfg(target_env = "gnu")]
@@ -94,9 +95,9 @@ pub fn grow_in_large_steps() {
     }
 }
 
-/// Gives what is free in the C library's heaps back to the kernel.
+/// Returns free memory of the C library's heaps to the kernel.
 pub fn give_free_memory_back() {
-    // SAFETY: malloc_trim takes an integer, and gives back what is free.
+    // SAFETY: malloc_trim takes an integer, and returns only free memory to the kernel.
     #[cfg(target_env = "gnu")]
     unsafe {
         libc::malloc_trim(0);
@@ -114,26 +115,27 @@ pub fn inherit_standard_streams_only() {
     }
 }
 
-/// Ends the process with this status, and runs nothing else: other threads may still use what an
-/// orderly exit would take down.
+/// Ends the process with this status, without exit handlers and destructors: other threads may
+/// still use what these would destroy.
 pub(crate) fn leave(status: u8) -> ! {
-    // SAFETY: the call takes an integer and does not return. The kernel frees what the process has.
+    // SAFETY: the call takes an integer and does not return. The kernel frees the resources of the
+    // process.
     unsafe { libc::_exit(status.into()) }
 }
 
-/// A path of an open file of this process, whatever its name means by now.
+/// A path to an open file of this process, valid even if the file was renamed or deleted.
 pub(crate) fn path_of(file: &impl AsRawFd) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
-/// Whether an error is one that passes when other processes end.
+/// Whether an error is temporary: the system lacks memory, processes or descriptors.
 pub(crate) fn is_shortage(e: &anyhow::Error) -> bool {
     let errno = e.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
     matches!(errno, Some(libc::EAGAIN | libc::ENOMEM | libc::ENFILE))
 }
 
-/// Takes a descriptor that this process has inherited, and passes it on to no other program. Call
-/// it once for each, at the start of the process.
+/// Takes ownership of a descriptor that this process has inherited, and sets close-on-exec. Must be
+/// called at most once for each descriptor, at the start of the process.
 pub fn inherited(fd: i32) -> io::Result<OwnedFd> {
     // SAFETY: fcntl takes integers, and fails with EBADF for a number that is not open.
     if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {

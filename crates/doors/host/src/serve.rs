@@ -13,9 +13,9 @@ use rustix::fd::OwnedFd;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Ends the service that [`Offer`] began, which does not use the file system afterwards.
+/// Ends a service that [`Offer`] has begun. Afterwards the service does not use the file system.
 pub type Stop = Box<dyn FnOnce() + Send>;
-/// Begins a service that a mount offers in addition to the kernel's requests.
+/// Begins an additional service of a mount, besides the kernel's requests.
 pub type Offer = fn(&FileSystem, &mut MountedSession) -> Stop;
 
 /// A mount to be served.
@@ -27,19 +27,19 @@ pub struct Mount<'a> {
     pub offer: Offer,
 }
 
-/// Serves a mount in the process that [`background::spawn`] started. `keep_stderr` says that
+/// Serves a mount in the process that [`background::spawn`] started. `keep_stderr` means that
 /// standard error is a log file. If the mount fails, the parent gets the error.
 pub fn in_background(mount: &Mount<'_>, keep_stderr: bool) -> Result<ExitCode> {
     background::run(keep_stderr, |live| in_foreground(mount, live).map(|()| ExitCode::SUCCESS))
 }
 
-/// Opens, mounts, calls `live`, and serves until the mount has ended. The image is closed in any
-/// case.
+/// Opens and mounts an image, calls `live`, and serves until the mount has ended. Closes the image
+/// even after an error.
 pub fn in_foreground(mount: &Mount<'_>, live: impl FnOnce() -> Result<()>) -> Result<()> {
     serve_with(mount, &mount.extra, engine::mount, live)
 }
 
-/// [`in_foreground`] for a keeper, which has made the mount.
+/// Like [`in_foreground`], for a mount that a keeper has made.
 pub(crate) fn in_foreground_kept(
     mount: &Mount<'_>,
     connection: OwnedFd,
@@ -61,11 +61,11 @@ fn serve_with(
 ) -> Result<()> {
     let Mount { image, dir, words, offer, .. } = mount;
     let signals = TerminationSignals::block().context("block signals")?;
-    // Set this before the engine starts its threads, which inherit it.
+    // Set before the engine starts its threads, which inherit it.
     kedge_fuse::become_io_flusher();
     let mut words = (*words).clone();
     let opened = engine::open(image, &mut words, extra.clone())?;
-    // Set this only after the open: replaying a log allocates the same memory again and again.
+    // Set only after the open: replaying a log allocates and frees the same memory repeatedly.
     os::give_large_buffers_back();
     if let Some(notice) = &opened.notice {
         eprintln!("kedge: warning: {notice}");
@@ -78,25 +78,26 @@ fn serve_with(
     let session = match session {
         Ok(session) => session,
         Err(e) => {
-            // A session, if it was made, has been dropped and has ended the mount.
+            // The session has been dropped, which has ended the mount.
             if let Err(second) = fs.close() {
                 tracing::error!("close {}: {second}", image.display());
             }
             return Err(e);
         }
     };
-    // What is copied past the kernel is not in the keeper's memory.
+    // With a keeper there is no such service: its changes bypass the kernel, so they are not noted
+    // in the keeper's memory.
     let offer: Offer = if extra.life.is_some() { |_, _| Box::new(|| ()) } else { *offer };
     let closed = until_unmounted(session, fs, offer).with_context(|| format!("serve {}", dir.display()))?;
-    // Standard error is /dev/null now unless it is a log file, so send the error to the system log
-    // too.
+    // Standard error is /dev/null by now, unless it is a log file. So the error also goes to the
+    // system's log.
     closed
         .with_context(|| format!("close {}", image.display()))
         .inspect_err(|e| syslog::error(&format!("{e:#}")))
 }
 
-/// Serves until the mount has ended, and closes the file system. The inner result is that of
-/// closing.
+/// Serves until the mount has ended, and closes the file system. The inner result is that of the
+/// close.
 pub fn until_unmounted(
     mut session: MountedSession,
     fs: FileSystem,
@@ -117,7 +118,7 @@ pub fn until_unmounted(
     }
 }
 
-/// Arranges that termination signals unmount.
+/// Makes termination signals unmount the session.
 fn attach(session: MountedSession, signals: TerminationSignals) -> Result<MountedSession> {
     let mount = session.mount_point().clone();
     if let Some(weaker) = engine::plain_mount_notice(&mount) {
@@ -136,7 +137,7 @@ pub fn unmount_on_signal(signals: &TerminationSignals, mount: &MountPoint) {
             Ok(signal) => tracing::info!("signal {signal}: unmounting"),
             Err(e) => return tracing::error!("cannot wait for signals: {e}"),
         }
-        // A mount in use stays, and the next signal tries again.
+        // A mount in use stays until the next signal.
         if let Err(e) = engine::patiently(|| mount.request_unmount()) {
             tracing::error!("cannot unmount: {e}");
         }

@@ -70,8 +70,8 @@ pub fn image_json(path: &Path, superblock: &Superblock) -> Value {
 const KNOWN_FEATURES: [(&str, u64); 3] =
     [("compat", u64::MAX), ("ro_compat", RO_COMPAT_KNOWN), ("incompat", INCOMPAT_KNOWN)];
 
-/// The information that a mount reports, completed by members of its image. Members that only a
-/// superblock has are those of the last checkpoint.
+/// The information that a mount reports, with additional members from the superblock of its image.
+/// The latter describe the last checkpoint.
 fn mount_json(text: &str, image: Option<&Path>) -> Result<Value> {
     let mut value: Value = serde_json::from_str(text)?;
     for name in ["created", "lost_since", "shut_down_since", "frozen_since"] {

@@ -22,7 +22,7 @@ const DAEMON: u32 = 3 << 3;
 const ERROR: u32 = 3;
 const WARNING: u32 = 4;
 const SOCKET: &str = "/dev/log";
-/// For tests: another socket.
+/// An environment variable that names another socket, for tests.
 const SOCKET_VARIABLE: &str = "KEDGE_SYSLOG";
 
 /// The most lines from one place in the code within [`WINDOW`].

@@ -1,4 +1,5 @@
-//! Resolves `LABEL=` and `UUID=` in place of an image to the block device that has it.
+//! Resolves `LABEL=` and `UUID=`, given instead of an image, to the block device with that label or
+//! UUID.
 //!
 //! mount(8) finds labels by the links that udev makes in `/dev/disk` from libblkid's results.
 //! libblkid does not recognise KedgeFS, so all block devices are read here. Image files are not
@@ -33,8 +34,8 @@ impl Tag<'_> {
     }
 }
 
-/// The device for `LABEL=…` and `UUID=…`; any other name is returned as it is. A file of such a
-/// name can be given as `./LABEL=…`.
+/// Returns the device for `LABEL=…` or `UUID=…`, and any other name unchanged. A file whose name
+/// begins so can be given as `./LABEL=…`.
 pub fn resolve(image: &Path) -> Result<PathBuf> {
     let Some(tag) = image.to_str().and_then(Tag::of) else { return Ok(image.to_owned()) };
     if let Tag::Label("") | Tag::Uuid("") = tag {

@@ -19,8 +19,8 @@ const MAPS_MAX: u64 = 1 << 20;
 /// The most users that a message names.
 const NAMED_MAX: usize = 4;
 
-/// The users of a mount on `dir`, as words for a message: mounts below it, loop devices, and
-/// processes with their use of it. `dir` must be absolute.
+/// The users of a mount on `dir`, as text for a message: mounts below `dir`, loop devices, and
+/// processes with the way in which they use it. `dir` must be absolute.
 pub fn of(dir: &Path) -> Vec<String> {
     let below = kedge_fuse::mounts().into_iter().filter(|m| m.dir != dir && m.dir.starts_with(dir));
     let mut found: Vec<String> =
@@ -37,8 +37,8 @@ pub fn of(dir: &Path) -> Vec<String> {
     found
 }
 
-/// A process in whose mount namespace the file system is still mounted, although it is not mounted
-/// in this one.
+/// A process in whose mount namespace the file system is still mounted after an unmount in this
+/// one.
 pub fn elsewhere(mount: &MountEntry) -> Option<String> {
     let ours = fs::read_link("/proc/self/ns/mnt").ok()?;
     let mut seen = vec![ours];

@@ -21,15 +21,15 @@ pub fn to_json(pending: &Pending) -> Value {
     })
 }
 
-/// Replaces the time in `tree`, which a mount reported, by a date.
+/// Replaces the time in `tree`, a mount's report, by a date.
 pub fn write_date(tree: &mut Value) {
     if let Some(sec) = tree[MEMBER]["oldest_since"].as_i64() {
         tree[MEMBER]["oldest_since"] = json!(date(sec));
     }
 }
 
-/// A headline if the device does not complete requests. `tree` must have its date written by
-/// [`write_date`].
+/// A headline if the device does not complete requests. [`write_date`] must have been called on
+/// `tree`.
 pub fn text(tree: &Value) -> Option<String> {
     let requests = &tree[MEMBER];
     let number = |name: &str| requests[name].as_u64().unwrap_or(0);
