@@ -1,18 +1,20 @@
 //! The copies of the superblock: their check, and the search for them when no slot is valid.
 //!
 //! # The search
-//! 1. A valid slot always wins. A copy is looked for only if neither slot is valid, and not if the
-//!    slots ask for another version, or if the device begins with the signature of another format:
-//!    a device that was used for something else still holds old copies.
-//! 2. Only the few places that a copy can have are read ([`kedge_format::copies::places_on`]).
-//! 3. A user of the image could make the log hold bytes that look like a copy of another image, at
-//!    a place that is below the data area. The copies of the image itself say that this place is in
-//!    the log. So a copy at a place that another image's copy assigns to something else is left
-//!    out. The reverse cannot be: all true copies lie above their log.
-//! 4. If the copies that remain are of several images, none is used.
-//! 5. The newest of the others is used.
+//! 1. A valid slot always wins. A copy is searched for only if neither slot is valid. It is not
+//!    searched for if a slot demands a format or feature that this version does not know, or if the
+//!    device begins with the signature of another format: a device that was reused for something
+//!    else still has old copies.
+//! 2. Only the few blocks that can contain a copy are read ([`kedge_format::copies::places_on`]).
+//! 3. A user of the image could make the log contain bytes that look like a copy of another image,
+//!    in one of these blocks. The image's own copies say that this block is in the log. So a copy
+//!    is ignored if a copy of another image assigns its block to something else. The image's own
+//!    copies are safe from this rule, because all of them lie above the log.
+//! 4. If the remaining copies are of several images, none is used.
+//! 5. Otherwise the newest copy is used.
 //!
-//! A copy may be older than the last checkpoint, whose log and nodes then show it.
+//! A copy may be older than the last checkpoint. Then the log and the nodes show that there was a
+//! later one.
 
 use crate::kinds::FindingKind;
 use crate::read::Reader;
@@ -25,16 +27,17 @@ use kedge_format::copies::places_on;
 use kedge_format::superblock::{Geometry, Superblock};
 use std::sync::Arc;
 
-/// A valid superblock, and the device to read with it.
+/// A valid superblock, and the device from which the image must be read.
 pub(crate) struct Begun {
     pub sb: Superblock,
-    /// If the superblock is a copy: the device as it would be with the copy's contents in a slot.
+    /// The device. If the superblock is a copy, a view of the device in which a slot has the copy's
+    /// contents.
     pub device: Arc<dyn Device>,
     pub restored: Option<Arc<Restored>>,
 }
 
-/// Reads the slots and checks the copies; without a valid slot, uses a copy. Returns `None` if
-/// there is neither; the findings say why.
+/// Reads the slots and checks the copies. If no slot is valid, uses a copy. Returns `None` if there
+/// is no usable copy either; the findings have the reason.
 pub(crate) fn begin(device: &Arc<dyn Device>, findings: &mut Findings) -> Option<Begun> {
     let mut reader = Reader::new(&**device);
     let mut of_slots = findings.empty();
@@ -88,13 +91,15 @@ fn read_copy(reader: &mut Reader, place: BlockNo) -> Result<(bool, Result<Superb
     Ok((is_blank, Superblock::decode_copy(block.as_bytes(), place, reader.device_blocks())))
 }
 
-/// Checks the copies that checkpoints keep up to date. A copy may be older than the slots, since it
-/// needs no flush.
+/// Checks the copies that checkpoints keep up to date. Checkpoints write copies without a flush, so
+/// a copy may be older than the slots.
 fn check(reader: &mut Reader, sb: &Superblock, slots: &Slots, findings: &mut Findings) {
-    // A growth makes the slot of the new size durable before it writes copies in the new blocks.
-    // The checkpoint of the other slot comes after a flush.
+    // When an image grows, the slot with the new size becomes durable before copies are written to
+    // the new blocks. So a blank copy there is no fault until the other slot has the new size as
+    // well, since that slot follows a flush.
     let grown_from = slots.older.as_ref().map_or(0, |older| older.geometry.total_blocks);
-    // So does a shrink, whose new places had other contents: that of files, or of maps that moved.
+    // When an image shrinks, copies move to blocks that contained file data or bitmaps before. Such
+    // copies are not checked until the other slot has the new size as well.
     let shrunk_from = slots.older.as_ref().map(|older| &older.geometry);
     let shrunk_from = shrunk_from.filter(|older| older.total_blocks > sb.geometry.total_blocks);
     let is_new = |place: &BlockNo| {
@@ -122,7 +127,8 @@ fn check(reader: &mut Reader, sb: &Superblock, slots: &Slots, findings: &mut Fin
     }
 }
 
-/// The newest copy on a device without a valid slot, or why none is used, with its place.
+/// Returns the newest copy on a device without a valid slot, with its block. The error is the
+/// reason for which no copy is used, with the block of the copy in question.
 fn find(reader: &mut Reader) -> Result<Option<(BlockNo, Superblock)>, (BlockNo, String)> {
     let places: Vec<BlockNo> = places_on(reader.device_blocks()).collect();
     let read = |place: BlockNo| Some((place, read_copy(reader, place).ok()?.1.ok()?));
@@ -159,14 +165,14 @@ fn find(reader: &mut Reader) -> Result<Option<(BlockNo, Superblock)>, (BlockNo, 
     }
 }
 
-/// A device that reads as if a slot held what a copy of the superblock holds. Everything else
-/// passes through.
+/// A device on which a read of a slot returns the contents of a superblock copy. All other requests
+/// pass through.
 pub(crate) struct Restored {
-    /// For reads: the base with the slot.
+    /// The base with the restored slot, for reads.
     overlay: OverlayDevice,
     base: Arc<dyn Device>,
     slot: BlockNo,
-    /// The place of the copy.
+    /// The block of the copy.
     pub place: BlockNo,
 }
 
@@ -179,7 +185,7 @@ impl Restored {
         Ok(Restored { overlay, base, slot: sb.block(), place })
     }
 
-    /// Writes the slot to the device, durably.
+    /// Writes the restored slot to the device with FUA.
     pub fn settle(&self) -> Result<()> {
         let mut block = IoBuf::zeroed(1);
         self.overlay.read(self.slot.byte_offset(), &mut block)?;
@@ -208,7 +214,7 @@ impl Device for Restored {
     }
 }
 
-/// Writes the copies of a superblock whose slot is durable.
+/// Writes the copies of a superblock. Its slot must be durable.
 pub(crate) fn write(device: &dyn Device, sb: &Superblock) -> Result<(), Error> {
     let mut block = IoBuf::zeroed(1);
     sb.encode_copy(block.as_mut_bytes());

@@ -1,5 +1,5 @@
-//! The check of reference counts ([`kedge_format::counts`]): the extents of a tree that are marked
-//! as counted are counted again.
+//! The check of reference counts ([`kedge_format::counts`]): counts again how many marked extents
+//! of a tree refer to each block.
 
 use crate::kinds::FindingKind;
 use crate::report::{At, Findings};
@@ -7,21 +7,22 @@ use kedge_base::{BlockNo, Extent};
 use kedge_format::counts::CountItem;
 use kedge_format::item::ExtentItem;
 
-/// What the items of a tree say about shared blocks.
+/// The extents and count items that refer to shared blocks.
 #[derive(Default)]
 pub(crate) struct Counts {
     changes: Vec<Change>,
 }
 
-/// The change of all sums at a block.
+/// The change of the sums from one block to the next.
 #[derive(Clone, Copy)]
 struct Change {
     at: u64,
     by: Sums,
 }
 
-/// Sums over the extents and the count items that hold a block. The births of all extents are that
-/// of the item if both their sum and the sum of their squares are what they would be then.
+/// Sums over the extents and count items that cover a block. Count items enter with a negative
+/// sign. If the sum of the births and the sum of their squares are both zero, all extents have the
+/// item's birth.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 struct Sums {
     extents: i64,
@@ -60,7 +61,7 @@ impl Counts {
         self.add(extent, Sums { extents: 0, counted: item.count.into(), births, squares });
     }
 
-    /// Reports runs of blocks whose extents are not those that their count says.
+    /// Reports runs of blocks whose extents contradict their count item in number or birth.
     pub(crate) fn judge(mut self, findings: &mut Findings) {
         self.changes.sort_unstable_by_key(|change| change.at);
         let mut now = Sums::default();

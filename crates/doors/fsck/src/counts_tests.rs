@@ -4,7 +4,8 @@ use kedge_base::{BlockNo, Extent};
 use kedge_format::counts::CountItem;
 use kedge_format::item::ExtentItem;
 
-/// Judges extents (start, blocks, birth) and items (start, blocks, count, birth).
+/// Returns the findings for these extents (start, blocks, birth) and items (start, blocks, count,
+/// birth).
 fn found(extents: &[(u64, u32, u32)], items: &[(u64, u32, u32, u32)]) -> Vec<String> {
     let mut counts = Counts::default();
     for &(start, blocks, birth) in extents {

@@ -1,4 +1,5 @@
-//! Each fault on an otherwise good image: the check reports that fault and no consequence of it.
+//! Makes each kind of fault on an otherwise good image. The check must report that fault, and no
+//! consequences of it.
 
 use crate::test_image::{Built, Image, write};
 use crate::{CheckOptions, FindingKind, Report, check_checkpoint};
@@ -21,7 +22,7 @@ pub const ELSEWHERE: [FindingKind; 8] =
 
 pub struct Case {
     pub name: &'static str,
-    /// All kinds that the check reports.
+    /// All kinds that the check must report.
     pub expect: &'static [FindingKind],
     pub prepare: fn(&mut Image),
     pub damage: fn(&Built),
@@ -144,7 +145,7 @@ fn tree_cases() -> Vec<Case> {
     ]
 }
 
-/// Changes the pointer to the sixth leaf.
+/// Changes the address of the sixth leaf in its parent.
 fn with_child(image: &mut Image, place: fn(BlockNo) -> BlockNo) {
     image.node = Some(Box::new(move |level, at, node| {
         if (level, at) == (1, 0) {
@@ -216,8 +217,8 @@ fn inode_cases() -> Vec<Case> {
     ]
 }
 
-/// Adds an attribute whose value has four parts and damages it. `damage` gets the keys of the
-/// attribute and its parts.
+/// Adds an attribute whose value has four parts, then calls `damage` with the keys of the attribute
+/// and its parts.
 fn large(image: &mut Image, damage: impl FnOnce(&mut Image, [Key; 5])) {
     image.xattr(10, "user.large", &[7; 15_000]);
     let head = image.xattr_key(10, "user.large");
@@ -275,7 +276,7 @@ fn large_xattr_cases() -> Vec<Case> {
     ]
 }
 
-/// The state between the steps of a deletion.
+/// A crash can leave this state between two records of a deletion.
 #[test]
 fn a_deletion_may_have_removed_the_first_parts_of_a_value() {
     let mut image = Image::sample();
@@ -341,7 +342,7 @@ fn directory_cases() -> Vec<Case> {
     ]
 }
 
-/// Marks the first extent of inode 10 as counted, and gives its blocks a count.
+/// Marks the first extent of inode 10 as counted, and adds a count item for its blocks.
 fn count(i: &mut Image, count: u32, birth: u32) {
     edit_extent(i, 10, 0, |e| e.counted = true);
     let theirs = ExtentItem::decode(&i.items[&key(10, ItemKind::Extent, 0)]).unwrap();
@@ -349,13 +350,13 @@ fn count(i: &mut Image, count: u32, birth: u32) {
     i.put(key(0, ItemKind::Count, theirs.start.0), item.encode());
 }
 
-/// Lets files have this many bytes in the tree.
+/// Sets the image's limit for file bytes in the tree.
 fn with_inline(i: &mut Image, max: u64) {
     i.geometry.feature_incompat |= INCOMPAT_INLINE;
     i.geometry.inline_max = max;
 }
 
-/// A file of `size` bytes with `len` of them in the tree, of an image that allows 64.
+/// Adds a file of `size` bytes with `len` of them in the tree, in an image that allows 64.
 fn small_file(i: &mut Image, len: usize, size: u64) {
     with_inline(i, 64);
     i.file(50, 1, &[]);
@@ -364,7 +365,7 @@ fn small_file(i: &mut Image, len: usize, size: u64) {
     i.put(key(50, ItemKind::Inline, 0), vec![7; len]);
 }
 
-/// Damage of images in which files share blocks, which is not repaired.
+/// Damaged images in which files share blocks, and which are not repaired.
 fn shared_cases() -> Vec<Case> {
     vec![
         items("a count that is wrong", &[CountWrong], |i| {
@@ -459,7 +460,7 @@ fn space_cases() -> Vec<Case> {
 }
 
 impl Case {
-    /// Adds kinds that the damage necessarily causes too.
+    /// Adds kinds that the same damage unavoidably causes.
     fn and(mut self, more: &'static [FindingKind]) -> Case {
         self.expect = Box::leak([self.expect, more].concat().into_boxed_slice());
         self

@@ -1,7 +1,7 @@
-//! Reads the data of files that have checksums, and compares it with them.
+//! Reads the data of files that have checksums, and verifies it.
 //!
-//! Blocks are read in batches, in the order of their places. A block that several trees share is
-//! read once: its checksum is the same in each of them, since none of them may overwrite it.
+//! Blocks are read in batches, in the order of their addresses. A block that several trees share is
+//! read once: its checksum is the same in all of them, since none of them may overwrite it.
 
 use crate::items::State;
 use crate::kinds::FindingKind;
@@ -15,7 +15,7 @@ use kedge_format::sums::{SumsItem, sum_of};
 use kedge_format::superblock::Superblock;
 use kedge_format::{ItemKind, Key};
 
-/// Blocks of a batch: 64 MiB.
+/// Blocks of a batch: 64 MiB of data.
 const BATCH_BLOCKS: usize = 1 << 14;
 
 /// A block to verify.
@@ -29,7 +29,7 @@ struct Wanted {
 
 /// The verification of an image's data, over all its trees.
 pub(crate) struct DataCheck {
-    /// Blocks that are verified or in the batch.
+    /// Blocks that are verified already or are in the batch.
     seen: Owned,
     pub blocks: u64,
 }
@@ -49,7 +49,7 @@ impl DataCheck {
         progress: &mut dyn FnMut(u64, u64),
     ) {
         let total = leaves.len() as u64;
-        // A part of the leaves at a time, since their items and the data come from one reader.
+        // Items and data are read alternately, because they share one reader.
         let mut extents = Extents::default();
         let mut batch = Vec::new();
         for (done, leaf) in leaves.iter().enumerate() {

@@ -23,12 +23,12 @@ pub(crate) struct InodeRec {
     pub ino: u64,
     pub parent: u64,
     pub nlink: u32,
-    /// Entries of type directory under it.
+    /// The number of entries of type directory in this directory.
     pub subdirs: u32,
-    /// `None` if the core could not be decoded; nothing is checked against it then.
+    /// `None` if the core could not be decoded. Then nothing is checked against it.
     pub kind: Option<FileKind>,
     pub has_entries: bool,
-    /// Some of its items could not be read.
+    /// Whether some items of the inode could not be read.
     pub gap: bool,
 }
 
@@ -36,8 +36,7 @@ pub(crate) struct InodeRec {
 pub(crate) struct NameRef {
     pub target: u64,
     pub dir: u64,
-    /// Index of the leaf that holds the entry; `u32::MAX` stands for all indexes from `u32::MAX`
-    /// on.
+    /// Index of the leaf with the entry. `u32::MAX` also stands for all higher indexes.
     pub leaf: u32,
     pub kind: FileKind,
 }
@@ -62,8 +61,8 @@ impl Facts {
     }
 }
 
-/// Key ranges that could not be read: nodes that are not valid, items that cannot be decoded. Items
-/// that might lie there are not reported as missing, because the fault that hides them is reported
+/// Key ranges that could not be read: invalid nodes, and items that cannot be decoded. Items that
+/// may be in them are not reported as missing, because the fault that hides them is reported
 /// already.
 ///
 /// The ranges are disjoint, because each node's range is cut out of its parent's.

@@ -1,13 +1,13 @@
 //! The check of an image with several trees: see [`kedge_format::trees`].
 //!
-//! Each tree and each point is checked like the tree of an image that has one. What is shared is
-//! thus read as often as it is shared. Then the trees are compared:
-//! - A block that a tree has for its own is no other tree's own, and every block in use is the own
-//!   of one tree or point. So no tree can free or overwrite a block of another, and no block in use
-//!   is without a tree that frees it.
-//! - What a tree has and does not own, its point has too, with the same birth. So it stays for as
-//!   long as the tree is there: the engine frees what a point has once no tree below needs it, and
-//!   compares a tree with the nearest point alone.
+//! Each tree and each point is checked like the only tree of an image, so shared nodes and blocks
+//! are read once for each tree that shares them. Then the trees are compared:
+//! - No block is owned by two trees or points, and every block in use is owned by one of them. So
+//!   no tree can free or overwrite another's block, and for every block in use there is a tree that
+//!   will free it.
+//! - Every block that a tree uses and does not own is used by its point too, with the same birth.
+//!   So the block stays as long as the tree exists: the engine frees what a point owns when no tree
+//!   below needs it, and for that compares a tree only with the nearest point.
 
 use crate::data::DataCheck;
 use crate::items::{Own, Shared, State};
@@ -28,7 +28,7 @@ use kedge_format::superblock::{CheckpointState, Superblock};
 use kedge_format::trees::{TreeEntry, TreeKind, number_of};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Checks the trees, and returns a state that stands for all of them.
+/// Checks the trees, and returns one state with the findings and blocks of all of them.
 pub(crate) fn judge(
     sb: &Superblock,
     reader: &mut Reader,
@@ -43,7 +43,8 @@ pub(crate) fn judge(
     let mut own = all.owned.clone();
     let mut way = Way::new(groups);
     let mut steps = steps(&entries);
-    // What is in no order is checked by itself. It has findings of the table.
+    // Entries outside the order (below a circle of points) are checked individually. The table has
+    // findings about them already.
     let in_order: BTreeSet<u32> = steps.iter().map(|step| step.tree()).collect();
     let others = entries.keys().copied().chain([0]).filter(|number| !in_order.contains(number));
     steps.extend(others.collect::<BTreeSet<u32>>().into_iter().map(Step::Enter));
@@ -61,7 +62,7 @@ pub(crate) fn judge(
         let marks = Own {
             nodes_below: entry.map_or(Generation(0), |entry| entry.nodes_below),
             births_below: entry.map_or(0, |entry| entry.births_below),
-            // A tree in use has all its extents.
+            // Only a tree that is being deleted has freed some of its extents.
             freed_below: entry
                 .filter(|entry| entry.kind == TreeKind::Dying)
                 .map_or(Key::MIN, |entry| entry.freed_below),
@@ -119,7 +120,7 @@ pub(crate) fn judge(
     all
 }
 
-/// Compares what a tree has and does not own with what its point has.
+/// Compares the blocks that a tree uses and does not own with the blocks of its point.
 fn compare(number: u32, births_below: u32, shared: &Shared, own: &Owned, way: &Way, findings: &mut Findings) {
     let mut add = |start: u64, blocks: u64| {
         findings.add(FindingKind::TreesShare, At::block(BlockNo(start)), || {
@@ -148,7 +149,7 @@ fn compare(number: u32, births_below: u32, shared: &Shared, own: &Owned, way: &W
     }
 }
 
-/// The superblock as it would be if the image had this tree alone.
+/// The superblock that the image would have with this tree alone.
 pub(crate) fn superblock_of(sb: &Superblock, entry: &TreeEntry) -> Superblock {
     let checkpoint = CheckpointState {
         root: entry.root,
@@ -163,7 +164,7 @@ pub(crate) fn superblock_of(sb: &Superblock, entry: &TreeEntry) -> Superblock {
     Superblock { geometry: sb.geometry.clone(), checkpoint }
 }
 
-/// Reads the table. The state has its nodes and the findings so far.
+/// Reads the table. The returned state has the table's nodes and the findings so far.
 pub(crate) fn read_table(
     sb: &Superblock,
     reader: &mut Reader,
@@ -265,15 +266,15 @@ fn check_entries(entries: &BTreeMap<u32, TreeEntry>, sb: &Superblock, findings: 
     }
 }
 
-/// Follows the way from each entry to the next one, and so on, over each step once. Returns the
-/// numbers of entries without an end, and what is wrong.
+/// Follows the references from each entry to the next, each reference once. Returns the numbers of
+/// entries in circles and of entries with invalid references, with the fault.
 fn ways_that_do_not_end(
     entries: &BTreeMap<u32, TreeEntry>,
     next: impl Fn(&TreeEntry) -> Result<Option<u32>, String>,
     circle: &str,
 ) -> Vec<(u32, String)> {
     let mut wrong = Vec::new();
-    // The entry from which the way that reached an entry first started.
+    // For each entry, the start of the walk that reached it first.
     let mut reached = BTreeMap::new();
     for start in entries.keys() {
         let mut at = Some(*start);

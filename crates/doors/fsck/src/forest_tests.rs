@@ -1,4 +1,4 @@
-//! Damage of forked images. The images are made by the engine.
+//! Damage of images with forks. The engine makes the images.
 
 use super::*;
 use crate::kinds::FindingKind::*;
@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 const OWNER: Owner = Owner { uid: 0, gid: 0 };
 
-/// A tree with 100 files, a fork of it in which some have changed, and a fork of that fork. They
-/// are trees 1 and 3, and their points 2 and 4.
+/// An image with 100 files, a fork in which some of them have changed, and a fork of that fork. The
+/// forks are trees 1 and 3, their points 2 and 4.
 fn forked() -> MemDevice {
     let device = Arc::new(MemDevice::new(64 << 20));
     let clock = || Arc::new(SystemClock::default());
@@ -42,7 +42,7 @@ fn judged(device: &MemDevice) -> Report {
     check(Arc::new(device.fork()), &options)
 }
 
-/// Changes entries of the table, whose root is a leaf.
+/// Changes an entry of the table, whose root is a leaf.
 fn change(device: &MemDevice, number: u32, edit: impl FnOnce(&mut TreeEntry)) {
     let (sb, _) = kedge_store::read_superblock(device).unwrap();
     let root = sb.checkpoint.trees.unwrap().root;
@@ -58,8 +58,8 @@ fn change(device: &MemDevice, number: u32, edit: impl FnOnce(&mut TreeEntry)) {
     }
 }
 
-/// What the check finds after an edit. A mount either refuses the image or works with it; nothing
-/// panics.
+/// Returns the kinds of findings after an edit. Also asserts that a mount refuses the image or
+/// works with it, without a panic.
 fn found_after(number: u32, edit: impl FnOnce(&mut TreeEntry)) -> BTreeSet<FindingKind> {
     let device = forked();
     change(&device, number, edit);
@@ -85,7 +85,7 @@ fn a_forked_image_is_clean() {
 #[test]
 fn damage_of_the_table_is_found() {
     let bad = BTreeSet::from([TreesBad]);
-    // Circles, and ways that lead nowhere.
+    // Circles, and references to entries that do not exist.
     assert!(found_after(2, |e| e.point = 4).is_superset(&bad));
     assert!(found_after(4, |e| e.point = 4).is_superset(&bad));
     assert!(found_after(1, |e| e.point = 3).is_superset(&bad));
@@ -95,7 +95,7 @@ fn damage_of_the_table_is_found() {
     assert_eq!(found_after(3, |e| e.dir = Ino(1).in_tree(77)), bad);
     assert_eq!(found_after(3, |e| (e.dir, e.name) = (Ino::ROOT, b"fork".to_vec())), bad);
     assert!(found_after(3, |e| (e.dir, e.name) = (Ino(0), Vec::new())).is_superset(&bad));
-    // Marks that no fork made.
+    // Marks above the newest birth or generation.
     assert!(found_after(1, |e| e.births_below = 1 << 20).is_superset(&bad));
     assert!(found_after(1, |e| e.nodes_below = Generation(1 << 40)).is_superset(&bad));
 }
@@ -103,11 +103,11 @@ fn damage_of_the_table_is_found() {
 #[test]
 fn blocks_with_two_owners_or_none_are_found() {
     let share = BTreeSet::from([TreesShare]);
-    // The fork would free what it shares.
+    // With these marks the fork owns, and would free, the blocks that it shares.
     assert_eq!(found_after(1, |e| (e.births_below, e.nodes_below) = (0, Generation(0))), share);
     assert_eq!(found_after(1, |e| e.births_below = 0), share);
     assert_eq!(found_after(1, |e| e.nodes_below = Generation(0)), share);
-    // No tree would own what the first tree made since the fork.
+    // With these marks no tree owns what the first tree has made since the fork.
     assert!(found_after(0, |e| e.births_below += 9).is_superset(&share));
     assert!(found_after(0, |e| e.nodes_below = Generation(e.nodes_below.0 + 9)).is_superset(&share));
 }
@@ -137,20 +137,20 @@ fn extents(device: &MemDevice, leaf: BlockNo) -> Vec<(Key, ExtentItem)> {
     all.map(|(key, value)| (key, ExtentItem::decode(value).unwrap())).collect()
 }
 
-/// An extent that a tree shares with its point names blocks that are not the point's, although no
-/// block has two owners and none is without one.
+/// An extent below a tree's marks refers to blocks that the tree's point does not use, although
+/// each block still has exactly one owner.
 #[test]
 fn what_a_tree_shares_with_its_point_is_the_points() {
     let whole = forked();
     let (sb, _) = kedge_store::read_superblock(&whole).unwrap();
     let mut reader = Reader::new(&whole);
     let entries = read_table(&sb, &mut reader, Findings::new(9), &mut |_| {}).0;
-    // What the first tree alone has: the fork refers to none of it.
+    // An extent of the first tree that the fork does not have.
     let firsts_own =
         leaves(&whole, sb.checkpoint.root).into_iter().flat_map(|(leaf, _)| extents(&whole, leaf));
     let below = entries[&0].births_below;
     let of_first = firsts_own.map(|(_, item)| item).find(|item| item.birth >= below).unwrap();
-    // The point of the fork and of the fork of it.
+    // The point that the fork shares with its own fork.
     let fork = &entries[&4];
     let own_leaves = leaves(&whole, fork.root).into_iter().filter(|(_, g)| *g >= fork.nodes_below);
     let mut changed = 0;

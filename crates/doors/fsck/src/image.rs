@@ -6,7 +6,7 @@
 //! 4. names, links and orphans across inodes; 5. allocation index and bitmaps against the blocks
 //!    that 1 to 3 claimed.
 //!
-//! On request the data of files that have checksums is read after 3.
+//! If requested, the data of files with checksums is read after 3.
 //!
 //! # Memory
 //! 32 bytes per inode, 24 per name, about 64 per leaf, one bit per block of the groups in use, and
@@ -23,7 +23,7 @@ use crate::{CheckOptions, Progress};
 use kedge_device::Device;
 use kedge_format::superblock::Superblock;
 
-/// Checks the newest checkpoint as it is on `device`, without the log.
+/// Checks the newest checkpoint as it is on `device`. The log is not replayed.
 pub fn check_checkpoint(
     device: &dyn Device,
     options: &CheckOptions,
@@ -37,7 +37,8 @@ pub fn check_checkpoint(
     check_from(&sb, &mut reader, findings, options.data, progress)
 }
 
-/// Runs the phases after the superblock and returns the report. `data`: file data is read, too.
+/// Runs the phases after the superblock and returns the report. With `data` file data is verified
+/// as well.
 pub(crate) fn check_from(
     sb: &Superblock,
     reader: &mut Reader,

@@ -26,7 +26,7 @@ use kedge_format::superblock::Superblock;
 use kedge_format::{FileKind, INO_MAX, InodeCore, ItemKind, Key};
 use std::collections::BTreeSet;
 
-/// The most conflicts of ownership for which the report names all owners.
+/// The number of conflicts up to which the report names all owners.
 const CONFLICTS_MAX: usize = 64;
 /// The first file block beyond the largest file size.
 pub(crate) const FILE_BLOCKS_MAX: u64 = FILE_SIZE_MAX / BLOCK_SIZE as u64;
@@ -49,29 +49,30 @@ pub(crate) struct State {
     pub conflicts: Vec<Conflict>,
     /// Nodes that do not match their parents' pointers.
     pub bad_nodes: Vec<NodeRef>,
-    /// In an image with several trees: what the tree alone uses.
+    /// In an image with several trees: the blocks that this tree owns.
     pub own: Option<Own>,
-    /// What inodes count for limits.
+    /// The blocks and inodes that count for each limit.
     pub tally: Tally,
-    /// What refers to shared blocks.
+    /// The extents and count items that refer to shared blocks.
     pub counts: Counts,
 }
 
-/// The blocks that one of several trees alone uses: those that are not older than its marks.
+/// The blocks that one of several trees owns: those at or above its marks.
 pub(crate) struct Own {
     pub nodes_below: Generation,
     pub births_below: u32,
-    /// Extents of its own under lower keys are freed, because the tree is being deleted.
+    /// The tree's own extents under lower keys are freed already, because the tree is being
+    /// deleted.
     pub freed_below: Key,
     pub blocks: Owned,
-    /// What is compared between the tree and its point; `None` where nothing is compared.
+    /// The blocks to compare with those of the point; `None` if they are not compared.
     pub shared: Option<Shared>,
 }
 
-/// What a tree has of its point or, of a point, all that it has.
+/// The blocks that a tree shares with its point. For a point, all blocks that it uses.
 #[derive(Default)]
 pub(crate) struct Shared {
-    /// Whether it is a point.
+    /// Whether this is a point.
     pub of_point: bool,
     /// Data with its births.
     pub data: Vec<(Extent, u32)>,
@@ -80,7 +81,7 @@ pub(crate) struct Shared {
 }
 
 impl Own {
-    /// Notes a node. Returns whether it is the tree's own.
+    /// Notes a node. Returns whether the tree owns it.
     pub fn node(&mut self, block: BlockNo, generation: Generation) -> bool {
         let own = generation >= self.nodes_below;
         if let Some(shared) = self.shared.as_mut().filter(|shared| shared.of_point || !own) {
@@ -89,7 +90,7 @@ impl Own {
         own
     }
 
-    /// Notes data. Returns whether it is the tree's own.
+    /// Notes an extent. Returns whether the tree owns it.
     fn data(&mut self, extent: Extent, birth: u32) -> bool {
         let own = birth >= self.births_below;
         if let Some(shared) = self.shared.as_mut().filter(|shared| shared.of_point || !own) {
@@ -121,7 +122,7 @@ impl State {
     }
 }
 
-/// The leaf that an item lies in.
+/// The leaf that contains an item.
 #[derive(Clone, Copy)]
 pub(crate) struct Leaf {
     pub index: usize,
@@ -152,13 +153,13 @@ struct Current {
     /// The parts of the last attribute's value that have not been seen yet.
     rest: Option<XattrRest>,
     next_file_block: u64,
-    /// Whether an extent has file block 0.
+    /// Whether an extent covers file block 0.
     has_first: bool,
-    /// If its data has checksums: the written blocks whose checksums have not been seen yet.
+    /// For a file with checksums: the written blocks whose checksums have not been seen yet.
     written: Option<Written>,
 }
 
-/// The names seen so far whose hash is the same.
+/// The names with the same hash that have been seen so far.
 #[derive(Default)]
 struct Bucket {
     slot: Option<(u64, u8, u64)>,
@@ -166,7 +167,7 @@ struct Bucket {
 }
 
 impl Bucket {
-    /// Adds `name` to the names of `slot`; returns whether it was there already.
+    /// Adds `name` to the names of `slot`. Returns whether it was there already.
     fn holds(&mut self, slot: (u64, u8, u64), name: &[u8]) -> bool {
         if self.slot != Some(slot) {
             self.slot = Some(slot);
@@ -235,10 +236,10 @@ impl<'a> ItemCheck<'a> {
         self.current = Some(current);
     }
 
-    /// Checks the last inode, and what concerns several; call it after the last item.
+    /// Ends the last inode, and checks the reference counts. Must be called after the last item.
     pub fn finish(mut self) {
         self.finish_inode();
-        // Without all items the sums are not known.
+        // If items are lost, the sums are incomplete.
         if self.state.lost.is_empty() {
             std::mem::take(&mut self.state.counts).judge(&mut self.state.findings);
         }
@@ -380,15 +381,15 @@ impl<'a> ItemCheck<'a> {
             }
             return;
         }
-        // The deletion of an inode removes its attributes item by item, from the first on.
+        // The deletion of an inode removes its attributes one by one, beginning with the first.
         let deleted = self.state.facts.orphan(key.ino) == Some(Orphan::Unlinked);
         if !(deleted && !current.has_xattr || self.state.lost.touches_inode(current.ino)) {
             self.add(FindingKind::XattrPart, at, || format!("item {key} is a part of no attribute's value"));
         }
     }
 
-    /// Ends the last attribute's value: the next item is no part of it, so a part that is still
-    /// missing is a finding.
+    /// Ends the last attribute's value: the next item belongs to something else, so a part that is
+    /// still missing is a finding.
     fn end_value(&mut self, current: &mut Current) {
         let Some(slot) = current.rest.take().and_then(|rest| rest.next_slot()) else { return };
         let missing = Key::new(current.ino, ItemKind::Xattr, slot);
@@ -399,8 +400,8 @@ impl<'a> ItemCheck<'a> {
         }
     }
 
-    /// Whether the name is new to the inode. If the item does not lie in a slot of the name's hash,
-    /// the error is the first slot that would be right.
+    /// Returns whether the inode does not have this name yet. The error is the first slot of the
+    /// name's hash, if the item is in another slot.
     fn placed(&mut self, key: Key, name: &[u8]) -> Result<bool, u64> {
         let slot = name_slot(&self.sb.geometry.hash_seed, name);
         if key.offset / SLOT_ORDINALS * SLOT_ORDINALS != slot {
@@ -515,7 +516,7 @@ impl<'a> ItemCheck<'a> {
             });
         }
         if item.counted && self.sb.geometry.has_clones() {
-            // The count owns the blocks.
+            // The count item owns the blocks.
             return self.state.counts.extent(&item);
         }
         if item.counted {
@@ -526,7 +527,7 @@ impl<'a> ItemCheck<'a> {
         self.claim(key, extent, item.birth, current.ino);
     }
 
-    /// Gives blocks the owner that an item of a tree is for them.
+    /// Makes an item of the tree the owner of blocks.
     fn claim(&mut self, key: Key, extent: Extent, birth: u32, ino: Ino) {
         if let Some(own) = self.state.own.as_mut()
             && own.data(extent, birth)

@@ -26,14 +26,14 @@ kinds! {
     IoError = "io-error",
     /// Neither slot starts with the magic of a superblock.
     NotAnImage = "not-an-image",
-    /// The image asks for a format or feature that this version does not know.
+    /// The image demands a format or feature that this version does not know.
     Unsupported = "unsupported",
     /// Recovery could not replay the log.
     ReplayFailed = "replay-failed",
 
     /// A superblock slot is not valid.
     SuperblockSlotBad = "superblock-slot-bad",
-    /// No superblock slot is valid.
+    /// No superblock slot is valid. A copy is used if there is one.
     SuperblockMissing = "superblock-missing",
     /// A copy of the superblock is not valid, is of another image, or is newer than the slots.
     SuperblockCopyBad = "superblock-copy-bad",
@@ -57,23 +57,23 @@ kinds! {
     /// image is not affected.
     DataLost = "data-lost",
 
-    /// The table of trees has an entry that cannot be, or that contradicts others.
+    /// The table of trees has an impossible entry, or entries that contradict each other.
     TreesBad = "trees-bad",
-    /// Two trees use a block that neither has from a common point, or none of the trees that use it
-    /// has it for its own, or a tree has a block from its point that the point does not have.
+    /// A block that trees use has no owner or two owners. Or a tree uses a block that must belong
+    /// to its point by its birth, but the point does not have the block.
     TreesShare = "trees-share",
 
-    /// The table of trees has a limit that cannot be, or that contradicts others, or an inode
-    /// counts for a limit that does not exist.
+    /// The table of trees has an impossible limit, or limits that contradict each other, or an
+    /// inode counts for a limit that does not exist.
     LimitBad = "limit-bad",
-    /// A limit counts other blocks or inodes than those below its directory.
+    /// A limit's counts differ from the blocks or inodes below its directory.
     LimitWrong = "limit-wrong",
 
     /// A tree node does not match its parent's pointer (or the superblock's).
     NodeBad = "node-bad",
     /// A child pointer outside the data area, or not on a node boundary.
     NodeMisplaced = "node-misplaced",
-    /// A node reached twice, or overlapping another.
+    /// A node that is reached twice, or that overlaps another node.
     NodeShared = "node-shared",
     /// A node whose keys are out of order, or outside the range that its parent gives it.
     KeyOrder = "key-order",
@@ -161,17 +161,18 @@ kinds! {
     /// Blocks that more than one owner claims.
     BlockShared = "block-shared",
 
-    /// A count of shared blocks that cannot be decoded or cannot be.
+    /// A count of shared blocks that cannot be decoded or is impossible.
     CountBad = "count-bad",
-    /// Shared blocks to which more or fewer extents refer than their count says.
+    /// Shared blocks whose count differs from the number of extents that refer to them.
     CountWrong = "count-wrong",
 
-    /// Data in the tree that is too long, or longer than its file, or under what has none.
+    /// File data in the tree that is too long, or longer than its file, or under an inode that
+    /// cannot have any.
     InlineBad = "inline-bad",
-    /// Data in the tree of a file that has an extent for the same file block.
+    /// File data in the tree, although the file has an extent for the same file block.
     InlineOverlap = "inline-overlap",
 
-    /// An item of checksums that cannot be decoded, or of what has none.
+    /// An item of checksums that cannot be decoded, or under an inode that cannot have any.
     SumsBad = "sums-bad",
     /// Written blocks without a checksum, in a file that has checksums.
     SumsMissing = "sums-missing",

@@ -12,7 +12,7 @@
 //! | none valid, a copy | as the other rows | | as if the copy lay in a slot; that no slot is valid is a finding |
 //! | none valid, no copy | any | not tried | nothing; the findings say why |
 //! | any | no | not asked for | the newest checkpoint on the device |
-//! | clean, both slots valid, nothing in its log | yes | not needed | the device |
+//! | clean, both slots valid, nothing in the log | yes | not needed | the device |
 //! | else | yes | succeeds | the overlay |
 //! | else | yes | fails | the newest checkpoint on the device, and the failure is a finding |
 //!
@@ -153,7 +153,7 @@ fn check_over(
 }
 
 /// Whether the newest slot says that the image was unmounted, and neither the findings so far nor
-/// the log contradict it.
+/// the log contradict that.
 fn is_settled(replay: &dyn Replay, device: &dyn Device, sb: &Superblock, findings: &mut Findings) -> bool {
     if !sb.checkpoint.clean || !findings.is_empty() {
         return false;
@@ -166,7 +166,7 @@ fn is_settled(replay: &dyn Replay, device: &dyn Device, sb: &Superblock, finding
             });
             false
         }
-        // The replay that follows fails with the same error and reports it.
+        // The replay that follows fails with the same error, and reports it.
         Err(_) => false,
     }
 }

@@ -1,7 +1,8 @@
 //! The check of limits: see [`kedge_format::limits`].
 //!
-//! What the inodes of a tree count for each limit is added up while its items are read, and from
-//! there along the parents. An entry of the table must say the same.
+//! While the items of a tree are read, the blocks and inodes that count for each limit are added
+//! up. The sums of a limit are then added to those of the limits that contain it. The entry in the
+//! table must have the same sums.
 
 use crate::kinds::FindingKind;
 use crate::report::{At, Findings};
@@ -13,7 +14,8 @@ use std::collections::BTreeMap;
 /// Limits by tree and number.
 pub(crate) type Entries = BTreeMap<(u32, u32), LimitEntry>;
 
-/// What the inodes of one tree count for each limit, without the limits inside it.
+/// The blocks and inodes of one tree that count for each limit directly, without those that count
+/// for a limit inside it.
 #[derive(Default)]
 pub(crate) struct Tally(BTreeMap<u32, (u64, u64)>);
 
@@ -54,8 +56,8 @@ pub(crate) fn check_entries(
     }
 }
 
-/// The limit and those that contain it, up to one more than there may be. `parent`: the parent of a
-/// limit that exists.
+/// The limit and the limits that contain it, at most one more than the format allows. `parent`
+/// returns the parent of a limit that exists.
 pub(crate) fn way(parent: impl Fn(u32) -> Option<u32>, number: u32) -> Vec<u32> {
     let mut way = Vec::new();
     let mut number = number;
@@ -72,7 +74,7 @@ fn way_of(limits: &Entries, (tree, number): (u32, u32)) -> Vec<u32> {
     way(|number| limits.get(&(tree, number)).map(|entry| entry.parent), number)
 }
 
-/// Compares the counts of a tree's limits with what its inodes count.
+/// Compares the counts of a tree's limits with the sums over its inodes.
 pub(crate) fn compare(limits: &Entries, tree: u32, tally: &Tally, at: At, findings: &mut Findings) {
     let mut found: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
     for (number, (blocks, inodes)) in &tally.0 {

@@ -1,4 +1,4 @@
-//! Damage of limits. The images are made by the engine.
+//! Damage of limits. The engine makes the images.
 
 use crate::kinds::FindingKind::{self, *};
 use crate::{CheckOptions, Report, StoreReplay, check};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 const OWNER: Owner = Owner { uid: 0, gid: 0 };
 
-/// Limit 1 at `outer`, limit 2 inside it at `outer/inner`, limit 3 beside at `other`.
+/// An image with limit 1 at `outer`, limit 2 inside it at `outer/inner`, and limit 3 at `other`.
 fn limited() -> MemDevice {
     let device = Arc::new(MemDevice::new(64 << 20));
     let clock = || Arc::new(SystemClock::default());
@@ -78,7 +78,7 @@ fn wrong_counts_are_found() {
     assert_eq!(found_after(1, |e| e.blocks += 1), wrong);
     assert_eq!(found_after(2, |e| e.inodes = 0), wrong);
     assert_eq!(found_after(3, |e| e.blocks = 0), wrong);
-    // The outer limit would not have what the inner one uses.
+    // The outer limit then misses the blocks of the inner one.
     assert_eq!(found_after(2, |e| e.parent = 0), wrong);
     assert_eq!(found_after(3, |e| e.parent = 1), wrong);
     assert!(found_after(1, |e| (e.blocks_max, e.inodes_max) = (None, Some(1))).is_empty());

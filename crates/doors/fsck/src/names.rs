@@ -1,10 +1,10 @@
-//! Checks of relations between inodes, made once all items have been seen: names and their targets,
-//! link counts, parents, reachability, orphans, and the superblock's inode counters.
+//! Checks relations between inodes after all items have been read: names and their targets, link
+//! counts, parents, reachability, orphans, and the superblock's inode counters.
 //!
-//! # What is not reported when parts of the tree are lost
-//! Names and inodes that could not be read are not "missing". So if parts are lost, a count is
-//! wrong only if the items that *were* seen already exceed it, and a target or orphan is missing
-//! only if its key does not lie in a lost range.
+//! # If parts of the tree are lost
+//! Names and inodes that could not be read are not reported as missing. A count is reported as
+//! wrong only if the items that were read exceed it already, and a target or orphan as missing only
+//! if its key is in no lost range.
 
 use crate::facts::{Facts, InodeRec, Lost, NameRef};
 use crate::items::State;

@@ -12,7 +12,7 @@ use crate::space::{check_space, claim_format_areas};
 use crate::tree;
 use kedge_format::superblock::{Losses, Superblock};
 
-/// Checks one tree: that whose root and counters `sb` names. `data`: also reads the data of its
+/// Checks the tree whose root and counters `sb` has. With `data` also verifies the data of its
 /// files, unless the tree has findings.
 pub(crate) fn judge_tree(
     sb: &Superblock,

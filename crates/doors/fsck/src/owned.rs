@@ -62,12 +62,12 @@ impl Owned {
         self.not_in(&Owned::new(self.groups.len() as u64))
     }
 
-    /// The blocks that both own, which describe the same image, as runs.
+    /// The blocks that both have. Both must describe the same image.
     pub fn shared_with(&self, other: &Owned) -> Vec<(BlockNo, u64)> {
         self.runs_with(other, |mine, other| mine & other)
     }
 
-    /// The blocks that `self` owns and `other` does not, as runs.
+    /// The blocks that only `self` has, as runs.
     pub fn not_in(&self, other: &Owned) -> Vec<(BlockNo, u64)> {
         self.runs_with(other, |mine, other| mine & !other)
     }

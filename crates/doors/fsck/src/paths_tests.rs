@@ -25,7 +25,7 @@ fn an_inode_is_named_by_all_its_links() {
 #[test]
 fn a_lost_node_names_whose_items_it_held() {
     let built = Image::sample().build();
-    // The last leaf: inodes of files whose names are in an earlier leaf.
+    // The last leaf has inodes of files, whose names are in an earlier leaf.
     let leaf = *built.nodes[0].last().unwrap();
     built.device.corrupt(leaf.byte_offset() + 2000, |bytes| bytes[0] ^= 4);
     let report = run(&built);
@@ -33,7 +33,7 @@ fn a_lost_node_names_whose_items_it_held() {
     assert!(finding.paths.contains(&"/dir/sub/many199".to_owned()), "{report}");
     assert!(finding.paths.iter().all(|p| p.starts_with("/dir/sub/many19")), "{report}");
 
-    // The first leaf: the root directory and its entries are lost.
+    // The first leaf has the root directory and its entries.
     let built = Image::sample().build();
     built.device.corrupt(built.nodes[0][0].byte_offset() + 2000, |bytes| bytes[0] ^= 4);
     let report = run(&built);
@@ -44,7 +44,7 @@ fn a_lost_node_names_whose_items_it_held() {
 #[test]
 fn a_long_list_is_cut_and_counted() {
     let built = Image::sample().build();
-    // All inodes from the middle on lie below one inner node.
+    // All inodes from the middle on are below one inner node.
     let inner = *built.nodes[1].last().unwrap();
     built.device.corrupt(inner.byte_offset() + 2000, |bytes| bytes[0] ^= 4);
     let report = run(&built);

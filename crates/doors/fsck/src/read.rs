@@ -60,8 +60,8 @@ impl<'a> Reader<'a> {
         self.bytes_read
     }
 
-    /// Reads `count` runs of `blocks` blocks each, run `i` from block `place(i)`, and passes them
-    /// to `visit` in order.
+    /// Reads `count` runs of `blocks` blocks each and passes them to `visit` in order. Run `i`
+    /// begins at block `place(i)`.
     pub fn stream(
         &mut self,
         count: usize,
@@ -106,8 +106,8 @@ impl<'a> Reader<'a> {
         let (send, answers) = channel();
         let mut batch = Vec::with_capacity(spans.len());
         for (i, span) in spans.iter().enumerate() {
-            // The device's contract demands requests within the device, but places come from the
-            // image and may hold any value.
+            // The device requires requests within its size, but addresses come from the image and
+            // may be anything.
             let blocks = span.runs * span.blocks;
             if span.start.0.checked_add(blocks as u64).is_some_and(|end| end <= self.device_blocks) {
                 self.bytes_read += (blocks * BLOCK_SIZE) as u64;

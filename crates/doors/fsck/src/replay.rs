@@ -1,4 +1,4 @@
-//! [`Replay`] by the engine's own recovery, the same code that a mount runs.
+//! A [`Replay`] that uses the engine's recovery, the same code as a mount.
 
 use crate::{Replay, ReplaySummary};
 use kedge_base::{Result, SystemClock};

@@ -23,12 +23,12 @@ pub struct Finding {
     pub ino: Option<u64>,
     /// The block of the image in which the fault was found.
     pub block: Option<u64>,
-    /// The first few paths of files that the finding concerns, as far as the tree could be read:
-    /// all names of the inode, or one name of each inode of which the lost node holds items.
+    /// The first few paths of files that the finding concerns, as far as the tree can be read: all
+    /// names of the inode, or for a lost node one name of each inode with items in it.
     pub paths: Vec<String>,
     /// The number of further paths that the finding concerns.
     pub more_paths: u64,
-    /// The node that cannot be used, if the finding is about a node.
+    /// The invalid node, if the finding is about a node.
     #[serde(skip)]
     pub(crate) node: Option<NodeRef>,
 }
@@ -146,7 +146,7 @@ pub struct Report {
     pub counts: BTreeMap<&'static str, u64>,
     pub errors: u64,
     pub warnings: u64,
-    /// The errors that mean that something could not be checked.
+    /// The number of errors because of which something could not be checked.
     pub operational: u64,
 }
 
@@ -171,7 +171,7 @@ impl Report {
 }
 
 impl Report {
-    /// Writes one line that says what was checked.
+    /// Writes one line that describes the image.
     pub(crate) fn write_head(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", self.device)?;
         if let Some(sb) = &self.superblock {
@@ -276,7 +276,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The place of a finding.
+/// The location of a finding.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct At {
     pub ino: Option<Ino>,
@@ -293,12 +293,12 @@ impl At {
         At { block: Some(block), ..At::default() }
     }
 
-    /// A node that cannot be used: the items of its key range are lost.
+    /// The location of an invalid node. The items of the node's key range are lost.
     pub fn node(node: &NodeRef) -> At {
         At { block: Some(node.block), node: Some(*node), ..At::default() }
     }
 
-    /// The place of an error; block 0 stands for an error without a block.
+    /// The location of an error. Block 0 stands for an error without a block.
     pub fn of(error: &Error) -> At {
         match error {
             Error::Corrupt { block, .. } if block.0 != 0 => At::block(*block),
@@ -363,7 +363,7 @@ impl Findings {
         self.add(kind, at, || what_of(error));
     }
 
-    /// Without findings, with room for as many.
+    /// An empty collection with the same bounds.
     pub fn empty(&self) -> Findings {
         Findings::new(self.max)
     }

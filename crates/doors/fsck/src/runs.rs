@@ -1,4 +1,4 @@
-//! Disjoint runs of blocks, each with a value.
+//! Disjoint runs of blocks, each of which has a value.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,14 @@ impl<T> Default for Runs<T> {
 }
 
 impl<T: Copy> Runs<T> {
-    /// The value of a block, and the first block after its run.
+    /// Returns the end of the run that contains a block, and its value.
     pub fn at(&self, block: u64) -> Option<(u64, T)> {
         let (_, (end, value)) = self.0.range(..=block).next_back()?;
         (block < *end).then_some((*end, *value))
     }
 
-    /// The end of the part around a block that has one value, or none, and the value.
+    /// Returns the first block after `block` that is outside its run, and the run's value. Without
+    /// a run, the start of the next run and `None`.
     pub fn run_at(&self, block: u64) -> (u64, Option<T>) {
         match self.at(block) {
             Some((end, value)) => (end, Some(value)),
@@ -26,7 +27,7 @@ impl<T: Copy> Runs<T> {
         }
     }
 
-    /// Adds a run. Returns false, and adds nothing, if a part of it has a value.
+    /// Adds a run. Returns false, and adds nothing, if the run is empty or overlaps another.
     pub fn insert(&mut self, start: u64, end: u64, value: T) -> bool {
         let before = self.0.range(..end).next_back();
         let free = start < end && before.is_none_or(|(_, (stop, _))| *stop <= start);

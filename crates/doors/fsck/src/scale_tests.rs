@@ -1,4 +1,4 @@
-//! Memory stays bounded with many files. `KEDGE_FSCK_FILES` sets the number of files, for
+//! Memory stays bounded if there are many files. `KEDGE_FSCK_FILES` sets their number, for
 //! measurements in release builds.
 
 use crate::damage_tests::run;
@@ -73,7 +73,8 @@ fn many_files_are_checked() {
     image.items_per_node = usize::MAX;
     let items = tree(files, image.geometry.hash_seed, image.next_data);
     let built = image.build_from(items);
-    // Resets the peak. Where that is not allowed, the figure includes the building of the image.
+    // Resets the peak. If the kernel does not allow that, the figure includes the building of the
+    // image.
     let _ = std::fs::write("/proc/self/clear_refs", "5");
     let before = peak_kib();
     let clock = SystemClock::default();

@@ -111,8 +111,7 @@ impl Pass {
         progress(Progress { phase: "log", done: 0, total: 1 });
         let log_writes = read_log(device, options, &sb, &mut findings);
         let report = check_from(&sb, &mut reader, findings, data, &mut progress);
-        // Findings about the slots as they are now are not needed; only a change of the newest
-        // checkpoint matters here.
+        // Only the newest checkpoint matters here, so findings about the slots are discarded.
         let now = slots::read_slots(&mut reader, &mut Findings::new(0));
         let settled = now.as_ref() == Some(&sb);
         Pass { sb: Some(sb), report, log_writes, settled }

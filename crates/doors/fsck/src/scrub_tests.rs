@@ -83,12 +83,12 @@ fn a_damaged_log_is_found() {
     assert_eq!(report.report.count(FindingKind::SuperblockCleanWithLog), 1, "{report}");
 }
 
-/// A block that is reused while it is read is not damaged: the next pass finds no fault in it.
+/// A block that is reused while it is read is not damaged: the next pass does not report it.
 #[test]
 fn what_only_one_pass_sees_does_not_count() {
     let report = beside(Image::sample().build(), 0, true, |built, pass, _| {
         if pass == 1 {
-            flip(&built.device, built.nodes[0][3]); // and back at the end of the pass
+            flip(&built.device, built.nodes[0][3]); // undone at the end of the pass
         }
     });
     assert_eq!((report.exit_code(), report.passes, report.confirmed), (0, 2, true), "{report}");
@@ -103,7 +103,7 @@ fn what_every_pass_sees_elsewhere_is_not_certain() {
     assert!(report.to_string().contains("not certain"), "{report}");
 }
 
-/// If each pass finds a new checkpoint, only findings about a node that both passes refer to are
+/// If each pass finds another checkpoint, only findings about nodes that both passes refer to are
 /// certain.
 #[test]
 fn under_changing_checkpoints_only_nodes_are_certain() {

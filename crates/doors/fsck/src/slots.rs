@@ -14,13 +14,13 @@ pub(crate) struct Slots {
     pub older: Option<Superblock>,
 }
 
-/// Reads both slots and returns the newest valid superblock, or `None` if neither is valid; the
-/// findings say why.
+/// Reads both slots and returns the newest valid superblock. Returns `None` if neither is valid;
+/// the findings have the reason.
 pub(crate) fn read_slots(reader: &mut Reader, findings: &mut Findings) -> Option<Superblock> {
     read_both(reader, findings).newest
 }
 
-/// Reads both slots. Without a newest slot the findings say why.
+/// Reads both slots. If neither is valid, the findings have the reason.
 pub(crate) fn read_both(reader: &mut Reader, findings: &mut Findings) -> Slots {
     let device_blocks = reader.device_blocks();
     if device_blocks <= SLOTS[1].0 {

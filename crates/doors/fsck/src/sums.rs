@@ -10,13 +10,13 @@ use std::collections::VecDeque;
 #[derive(Default)]
 pub(crate) struct Written {
     runs: VecDeque<(u64, u64)>,
-    /// Blocks without a checksum, and the first of them.
+    /// The first written block without a checksum, and the number of such blocks.
     missing: Option<(u64, u64)>,
 }
 
 impl Written {
     pub fn extent(&mut self, first: u64, item: &ExtentItem) {
-        // Overlapping extents are a finding of their own.
+        // The overlap itself is reported elsewhere.
         let from = first.max(self.runs.back().map_or(0, |(_, end)| *end));
         let end = first.saturating_add(item.blocks as u64);
         if !item.unwritten && from < end {
@@ -24,7 +24,8 @@ impl Written {
         }
     }
 
-    /// Takes the blocks of an item of checksums, and those before it, which have none.
+    /// Handles an item of checksums that begins at file block `first`. Blocks before it that are
+    /// still left have no checksum.
     pub fn item(&mut self, first: u64, item: &SumsItem) {
         self.miss_before(first);
         let end = first.saturating_add(SUMS_BLOCKS);
@@ -38,7 +39,8 @@ impl Written {
         }
     }
 
-    /// The written blocks without a checksum, after the last item: the first one and their number.
+    /// Must be called after the last item. Returns the first written block without a checksum and
+    /// the number of such blocks.
     pub fn finish(mut self) -> Option<(u64, u64)> {
         self.miss_before(u64::MAX);
         self.missing

@@ -28,7 +28,7 @@ fn what_is_missing_is_counted_from_the_first() {
     let mut written = Written::default();
     written.extent(5, &extent(40, false));
     written.item(16, &sums([16, 17, 19]));
-    // 5 to 15, 18, 20 to 31, 32 to 44.
+    // Missing are 5 to 15, 18, 20 to 31, and 32 to 44.
     assert_eq!(written.finish(), Some((5, 11 + 1 + 12 + 13)));
     let mut written = Written::default();
     written.extent(0, &extent(u32::MAX, false));

@@ -26,7 +26,8 @@ pub struct Image {
     pub items: BTreeMap<Key, Vec<u8>>,
     pub items_per_node: usize,
     pub next_data: u64,
-    /// Blocks marked in the bitmaps without an item, and blocks of items that are left unmarked.
+    /// `extra_marks` are marked in the bitmaps although no item has them; `missing_marks` belong to
+    /// items but are not marked.
     pub extra_marks: Vec<Extent>,
     pub missing_marks: Vec<Extent>,
     pub node: Option<NodeHook>,
@@ -185,7 +186,7 @@ impl Image {
     }
 
     pub fn remove(&mut self, key: Key) {
-        self.items.remove(&key).expect("the sample has it");
+        self.items.remove(&key).expect("the sample has this item");
     }
 
     pub fn build(mut self) -> Built {

@@ -50,7 +50,7 @@ pub(crate) fn walk_inner(
     level_nodes
 }
 
-/// Checks a child pointer, claims the node's blocks and queues it.
+/// Checks a child pointer, claims the node's blocks and adds the node to `out`.
 fn enter(sb: &Superblock, state: &mut State, node: NodeRef, out: &mut Vec<NodeRef>) {
     let g = &sb.geometry;
     let start = node.block.0;
@@ -106,7 +106,7 @@ fn view<'a>(
         .ok()
 }
 
-/// Queues the children of an inner node.
+/// Checks the children of an inner node and adds them to `out`.
 fn children(sb: &Superblock, state: &mut State, node: &NodeRef, view: &NodeView, out: &mut Vec<NodeRef>) {
     let first = view.first_key();
     let last = view.last_key();
@@ -151,7 +151,7 @@ pub(crate) fn walk_leaves(
     );
 }
 
-/// Keeps the leaves that are valid; the others go to [`State::bad_nodes`].
+/// Returns the valid leaves. Others are added to [`State::bad_nodes`].
 pub(crate) fn valid_leaves(
     sb: &Superblock,
     reader: &mut Reader,
@@ -168,9 +168,9 @@ pub(crate) fn valid_leaves(
     valid
 }
 
-/// Streams the items of valid leaves in key order; the `bool` says whether the item lies in its
-/// leaf's range. A leaf that has become unreadable since it was found valid is an error, because
-/// decisions are based on its items.
+/// Streams the items of valid leaves in key order. The `bool` is whether the item is in its leaf's
+/// range. A leaf that was valid before and cannot be read now is an error, because earlier
+/// decisions depend on its items.
 pub(crate) fn stream_items(
     sb: &Superblock,
     reader: &mut Reader,
@@ -284,7 +284,7 @@ impl NodeRef {
     }
 }
 
-/// Prints a key, or the end of the key space for `None`.
+/// A key for display, or the end of the key space for `None`.
 struct Bound(Option<Key>);
 
 impl std::fmt::Display for Bound {

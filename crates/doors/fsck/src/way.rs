@@ -1,7 +1,7 @@
-//! The way through all trees, points before what is below them, and what the nearest point above a
-//! tree has.
+//! The walk through all trees, in which each point comes before the trees below it, and the blocks
+//! and nodes that the nearest point above the present tree has.
 //!
-//! Only the differences between the points on the way are in memory.
+//! Memory holds only the differences between the points on the path to the present tree.
 
 use crate::owned::Owned;
 use crate::runs::Runs;
@@ -9,7 +9,7 @@ use kedge_base::{BlockNo, Extent};
 use kedge_format::trees::{TreeEntry, TreeKind};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A step on the way through all trees.
+/// A step of the walk through all trees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
     Enter(u32),
@@ -28,14 +28,14 @@ pub(crate) fn is_head(entry: &TreeEntry) -> bool {
     entry.kind == TreeKind::Head
 }
 
-/// The point above a tree: 0 if it has none, or if the entry that it names is not there or is a
-/// tree in use.
+/// The point above a tree. 0 if it has none, or if its entry names a tree in use or an entry that
+/// does not exist.
 pub(crate) fn point_of(entries: &BTreeMap<u32, TreeEntry>, entry: &TreeEntry) -> u32 {
     let point = entries.get(&entry.point).filter(|point| !is_head(point));
     point.map_or(0, |_| entry.point)
 }
 
-/// All trees, each between the steps of its points. Trees below points that form a circle are left
+/// The walk: each tree between the steps of its points. Trees below a circle of points are left
 /// out.
 pub(crate) fn steps(entries: &BTreeMap<u32, TreeEntry>) -> Vec<Step> {
     let mut below: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
@@ -44,7 +44,7 @@ pub(crate) fn steps(entries: &BTreeMap<u32, TreeEntry>) -> Vec<Step> {
     }
     let mut todo: Vec<Step> = Vec::new();
     let enter = |numbers: Option<Vec<u32>>, todo: &mut Vec<Step>| {
-        // Points first, because a tree in use has nothing below it.
+        // Points first: entries in use have no trees below them.
         let mut numbers = numbers.unwrap_or_default();
         numbers.sort_by_key(|number| (is_head(&entries[number]), *number));
         todo.extend(numbers.into_iter().rev().map(Step::Enter));
@@ -64,16 +64,16 @@ pub(crate) fn steps(entries: &BTreeMap<u32, TreeEntry>) -> Vec<Step> {
 }
 
 pub(crate) struct Way {
-    /// The blocks of the point's files, with their births.
+    /// The data blocks of the nearest point, with their births.
     pub data: Runs<u32>,
-    /// The same blocks.
+    /// The blocks of `data`.
     pub owned: Owned,
-    /// The first blocks of its nodes.
+    /// The first blocks of the nearest point's nodes.
     pub nodes: BTreeSet<u64>,
     undo: Vec<Undo>,
 }
 
-/// What the last step down has changed.
+/// The changes that the last `enter` made, for `leave`.
 struct Undo {
     added: Vec<(u64, u64)>,
     removed: Vec<(u64, u64, u32)>,
@@ -82,12 +82,12 @@ struct Undo {
 }
 
 impl Way {
-    /// The way above a tree without a point.
+    /// A path without points.
     pub fn new(groups: u64) -> Way {
         Way { data: Runs::default(), owned: Owned::new(groups), nodes: BTreeSet::new(), undo: Vec::new() }
     }
 
-    /// Goes below a point that has this data and these nodes. Of data that overlaps the first
+    /// Enters a point with this data and these nodes. If runs of data overlap, the first one
     /// counts.
     pub fn enter(&mut self, data: impl Iterator<Item = (Extent, u32)>, nodes: BTreeSet<u64>) {
         let mut now: BTreeMap<u64, (u64, u32)> =
@@ -111,7 +111,7 @@ impl Way {
         self.undo.push(Undo { added, removed, nodes_added, nodes_removed });
     }
 
-    /// Goes back above the last point.
+    /// Leaves the point that was entered last.
     pub fn leave(&mut self) {
         let Some(undo) = self.undo.pop() else { return };
         for (start, end) in undo.added {
@@ -130,7 +130,7 @@ impl Way {
         self.owned.release(BlockNo(start), end - start);
     }
 
-    /// Whether the point has all blocks of an extent.
+    /// Whether the nearest point has all blocks of an extent.
     pub fn covers(&self, extent: Extent) -> bool {
         self.owned.taken(extent.start, extent.blocks) == [(extent.start, extent.blocks)]
     }

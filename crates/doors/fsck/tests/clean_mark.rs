@@ -1,4 +1,4 @@
-//! A clean mark alone is not trusted: log writes after it count, as they do for a mount.
+//! A clean mark alone is not trusted: fsck also considers later log writes, as a mount does.
 
 use crate::common::{check, clock, newest, open, slot};
 use kedge_base::{BLOCK_SIZE, IoBuf};

@@ -39,7 +39,7 @@ fn pattern(ino: Ino, blocks: u64) -> Vec<u8> {
     (0..blocks).flat_map(|block| vec![byte(ino, block); BLOCK_SIZE]).collect()
 }
 
-/// Makes `count` files of up to 24 blocks, in directories of 40.
+/// Makes `count` files of up to 24 blocks, 40 in each directory.
 fn load(fs: &FileSystem, top: Ino, prefix: &str, count: u64) {
     let mut dir = top;
     for i in 0..count {
@@ -96,7 +96,7 @@ fn run(device: &Arc<MemDevice>, mode: RepairMode) -> RepairReport {
     repair(device.clone(), &RepairOptions { force: true, ..RepairOptions::new(mode) })
 }
 
-/// Repairs, and shows that the result is clean and can be used.
+/// Repairs the image, and asserts that the result is clean and usable.
 fn repaired(device: &Arc<MemDevice>) -> RepairReport {
     let report = run(device, RepairMode::Full);
     assert_eq!(report.ending, Ending::Repaired, "{report}");
@@ -111,7 +111,8 @@ fn repaired(device: &Arc<MemDevice>) -> RepairReport {
     report
 }
 
-/// How many files of `before` are there whole, and how many have lost blocks. No byte is foreign.
+/// Returns how many files of `before` are complete in `after`, and how many lack blocks. Asserts
+/// that no byte is another file's.
 fn compare(before: &BTreeMap<u64, Vec<u8>>, after: &BTreeMap<u64, Vec<u8>>) -> (usize, usize) {
     let (mut whole, mut partial) = (0, 0);
     for (ino, data) in after {
@@ -145,7 +146,7 @@ fn put_copy(device: &MemDevice, place: BlockNo, sb: &Superblock) {
 
 #[test]
 fn the_first_16_mib_are_zero() {
-    // In images of 64 MiB and more the log is as long, and no file lies before its end.
+    // From 64 MiB on, the log covers the first 16 MiB, so no file is lost.
     for size in [64 * MIB, 200 * MIB, 1 << 30, 1 << 40] {
         let device = make(size, None, 1);
         let fs = open(device.clone()).unwrap();
@@ -177,7 +178,7 @@ fn the_first_16_mib_are_zero_and_hold_nodes_and_data() {
         zero(&device, 0, 16 * MIB);
         let report = repaired(&device);
         let (whole, partial) = compare(&before, &files_on(&device));
-        // The report says which nodes are lost.
+        // The report lists the lost nodes.
         assert!(report.count(RepairKind::NodeDropped) > 0, "{report}");
         println!("{size}: of {} files {whole} are whole, {partial} in part", before.len());
     }
@@ -229,7 +230,7 @@ fn the_last_16_mib_are_zero() {
         fs.close().unwrap();
         let before = files_on(&device);
         zero(&device, size - 16 * MIB, size);
-        // The slots are whole, so the image mounts; fsck names the copy.
+        // The slots are valid, so the image mounts; fsck reports the damaged copy.
         assert_eq!(files_on(&device), before);
         let found = check(&device);
         assert_eq!(found.count(FindingKind::SuperblockCopyBad), 1, "{found}");
@@ -237,7 +238,7 @@ fn the_last_16_mib_are_zero() {
         assert_eq!((report.ending, report.exit_code), (Ending::Repaired, 1), "{report}");
         assert!(check(&device).is_clean());
         assert_eq!(files_on(&device), before);
-        // And of the two copies each suffices.
+        // Each of the two copies is sufficient.
         for lost in 0..2 {
             let device = Arc::new(device.fork());
             let place = newest_copy(&device).1.geometry.current_copies().nth(lost).unwrap();
@@ -269,7 +270,8 @@ fn a_crash_and_both_slots_are_lost() {
     assert_eq!(report.count(RepairKind::LogReplayed), 1, "{report}");
     assert_eq!(files_on(&crashed), before, "the log is whole, so nothing is lost");
 
-    // Without the log the checkpoint is there, and the report says what is not.
+    // Without the log, the checkpoint's files survive, and the report says that later changes are
+    // lost.
     zero(&device, 0, 16 * MIB);
     let report = repaired(&device);
     assert!(report.to_string().contains("the rest is lost"), "{report}");
@@ -406,7 +408,7 @@ fn copies_of_two_images_are_not_mixed() {
 
 #[test]
 fn a_copy_forged_in_the_log_is_left_out() {
-    // A log write may hold any bytes of a user, and the log of this image covers block 4096.
+    // A user can choose bytes of a log write, and the log of this image includes block 4096.
     let device = make(1 << 30, None, 1);
     open(device.clone()).unwrap().close().unwrap();
     let (_, mine) = newest_copy(&device);
@@ -461,7 +463,7 @@ fn an_image_without_the_feature_has_none() {
     zero_slots(&device);
     let report = run(&device, RepairMode::Full);
     assert_eq!((report.ending, report.exit_code), (Ending::Left, 8), "{report}");
-    // Such an image says nothing of copies, and its blocks are free.
+    // In an image without the feature, the same blocks are ordinary blocks, not copies.
     let without = kedge_format::superblock::Geometry {
         feature_incompat: sb.geometry.feature_incompat & !INCOMPAT_COPIES,
         ..sb.geometry
@@ -515,7 +517,7 @@ fn crafted_copies_do_no_harm() {
         }
         println!("{name}: {:?} {}", report.ending, report.message);
     }
-    // A bit of a copy flips.
+    // One bit of each copy is flipped.
     for at in 0..408 {
         let device = Arc::new(device.fork());
         for place in sb.geometry.copies() {
@@ -526,8 +528,7 @@ fn crafted_copies_do_no_harm() {
     }
 }
 
-/// A crash at any moment of a repair from a copy leaves an image that the next repair brings to the
-/// same end.
+/// After a crash at any moment of a repair from a copy, the next repair has the same result.
 #[test]
 fn an_interrupted_repair_is_run_again() {
     let mut states = 0;
@@ -569,8 +570,8 @@ fn an_interrupted_repair_is_run_again() {
     assert!(states > 50, "only {states} states");
 }
 
-/// Both slots are lost in any crash state: what a copy of the last checkpoint brings back is what a
-/// mount would have found.
+/// Both slots are lost in each crash state. A repair from a copy of the last checkpoint restores
+/// what a mount would have found.
 #[test]
 fn slots_are_lost_in_crash_states() {
     let device = make(24 * MIB, Some(MIB), 1);
@@ -597,7 +598,7 @@ fn slots_are_lost_in_crash_states() {
         assert!(check(&device).is_clean(), "{state:?}");
         let now = files_on(&device);
         compare(&recovered, &now);
-        // The check names the checkpoint that the replay of the log would leave.
+        // After replay, the check reports the generation that the replay made.
         let in_use = newest == of_copy + 1;
         match in_use || newest == of_copy {
             true => {

@@ -22,12 +22,13 @@ fn unmounted() -> MemDevice {
     let device = Arc::new(MemDevice::new(16 << 20));
     let options = FormatOptions { log_size: Some(1 << 20), ..FormatOptions::default() };
     FileSystem::format(device.clone(), clock(), &options).unwrap();
-    // Both slots are written: generation 4 is the newest.
+    // Both slots are valid now; the newest has generation 4.
     open(device.clone(), false).unwrap().close().unwrap();
     device.fork()
 }
 
-/// The image with this counter in its newest slot; the allocation index gets the same generation.
+/// The image with the counter `set` changed to `n` in its newest slot. The allocation index gets
+/// the same generation.
 fn crafted(set: Set, n: u64) -> MemDevice {
     let device = unmounted();
     let mut sb = Superblock::decode(&slot(&device, 0), 0, 4096).unwrap();

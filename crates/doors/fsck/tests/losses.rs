@@ -1,4 +1,4 @@
-//! A superblock that records data lost at an unmount: fsck reports the loss on each path, and a
+//! A superblock that records data lost at an unmount: every kind of check reports the loss, and a
 //! repair reports and clears it.
 
 use crate::common::{SIZE, check, clock};

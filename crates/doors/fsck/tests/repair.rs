@@ -307,7 +307,7 @@ fn damaged_bitmaps_do_not_cost_the_log() {
     assert!(logs > 2, "only {logs} of the images had a log");
 }
 
-/// A log write in the middle is destroyed: earlier ones are replayed, later ones are given up and
+/// A log write in the middle is destroyed: earlier ones are replayed, later ones are dropped and
 /// reported.
 #[test]
 fn a_log_that_breaks_off_is_replayed_up_to_there() {
@@ -341,7 +341,7 @@ fn a_log_that_breaks_off_is_replayed_up_to_there() {
     assert_eq!(seen, 12);
 }
 
-/// The live leaves of an image, with the inodes that have items in each leaf.
+/// The leaves of an image's tree, each with the inodes that have items in it.
 fn leaves(device: &MemDevice) -> Vec<(BlockNo, BTreeSet<u64>)> {
     let c = newest(device).checkpoint;
     let mut level = vec![c.root];
@@ -367,7 +367,7 @@ fn files_outside_a_destroyed_leaf_keep_their_content() {
     let mut compared = 0;
     for i in 0..12u64 {
         let device = Arc::new(image(0x6c65_6166_0000 + i));
-        // Unmount, so that the tree has everything.
+        // The unmount writes all changes into the tree.
         open(device.clone()).unwrap().close().unwrap();
         let before = list(&open(Arc::new(device.fork())).unwrap()).unwrap();
         for (leaf, inodes) in leaves(&device) {
@@ -395,7 +395,7 @@ fn with_bytes_of_a_user(whole: &MemDevice, ino: Ino, offset: u64, bytes: &[u8]) 
     let fs = open(device.clone()).unwrap();
     assert_eq!(fs.write(ino, offset, bytes).unwrap(), bytes.len());
     fs.close().unwrap();
-    // Another mount does not touch the file, so its leaf is not of the newest generation.
+    // A later mount does not change the file, so the file's leaf keeps an older generation.
     open(device.clone()).unwrap().close().unwrap();
     device.fork()
 }
@@ -505,8 +505,8 @@ fn a_crash_in_a_repair_is_repaired_again() {
     assert!(states > 50, "only {states} states");
 }
 
-/// The device fails at the n-th write of a repair and at all later writes: the repair reports the
-/// failure, and the next repair leaves a clean image.
+/// The device fails from the n-th write of a repair on: the repair reports the failure, and the
+/// next repair leaves a clean image.
 #[test]
 fn a_device_that_fails_in_a_repair_leaves_what_can_be_repaired() {
     let mut failed = 0;
@@ -604,7 +604,7 @@ fn a_file_that_comes_back_does_not_show_what_took_its_blocks() {
     let gone = create("gone");
     assert_eq!(fs.write(gone, 0, &pattern(gone, 0, 400_000)).unwrap(), 400_000);
     fs.sync().unwrap();
-    // All other blocks are allocated, so that the next file gets these blocks.
+    // A file takes all other blocks, so that the next file gets these.
     let all = create("all");
     let mut at = 0;
     while let Ok(n @ 1..) = fs.write(all, at, &pattern(all, at, 64 << 10)) {

@@ -1,6 +1,6 @@
-//! Images with clones, forks, limits and checksums, made by random operations and damaged: a repair
-//! leaves a clean image, files that the damage cannot reach keep what they have in every tree, and
-//! the image works on without a block that is shared wrongly.
+//! Images with clones, forks, limits and checksums, after random operations and damage. A repair
+//! leaves a clean image, files that the damage cannot reach keep their contents in every tree, and
+//! further operations on the image find no wrongly shared block.
 
 use crate::common::{clock, newest, open, with_replay};
 use kedge_base::{BLOCK_SIZE, BlockNo, Ino};
@@ -29,7 +29,7 @@ fn pick<'a, T>(random: &mut SmallRng, from: &'a [T]) -> Option<&'a T> {
     (!from.is_empty()).then(|| &from[random.random_range(0..from.len())])
 }
 
-/// Bytes that no other write has, and none is zero.
+/// Bytes that no other write has. None of them is zero.
 fn bytes(random: &mut SmallRng, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     random.fill(&mut bytes[..]);
@@ -68,7 +68,7 @@ fn roots(fs: &FileSystem, writable: bool) -> Vec<Ino> {
     [Ino::ROOT].into_iter().chain(others.map(|tree| tree.root)).collect()
 }
 
-/// A random change in a random tree. `features`: which kinds of changes are made.
+/// Makes a random change in a random tree. `features` selects the kinds of changes.
 fn change(
     fs: &FileSystem,
     random: &mut SmallRng,
@@ -84,7 +84,7 @@ fn change(
     let (files, dirs) = seen.entry(root).or_insert_with(|| inside(fs, root));
     let dir = *pick(random, dirs).unwrap();
     let serial: u64 = random.random();
-    // Without files that are deleted, or that the model leaves out.
+    // Files that are deleted or missing in the model are not changed.
     let file = pick(random, files).cloned();
     let file = file.filter(|(ino, ..)| model.as_ref().is_none_or(|model| model.contains_key(ino)));
     match (random.random_range(0..24), file) {
@@ -148,7 +148,7 @@ fn change(
         (22, _) if features.forks && roots.len() > 2 && serial.is_multiple_of(3) => {
             let trees = fs.trees();
             let tree = pick(random, &trees).unwrap();
-            // A tree in which others are named cannot be deleted.
+            // A tree that contains names of other trees cannot be deleted.
             if fs.delete_tree(tree.dir, &tree.name).is_ok()
                 && let Some(model) = model
             {
@@ -163,7 +163,7 @@ fn change(
     }
 }
 
-/// What the trees hold, as it was when it was last listed.
+/// The contents of each tree when it was last listed.
 type Listing = BTreeMap<Ino, Inside>;
 
 #[derive(Clone, Copy, Debug)]
@@ -173,7 +173,7 @@ struct Features {
     limits: bool,
 }
 
-/// The content of each regular file that can be read, in all trees.
+/// The contents of each readable regular file, in all trees.
 type Model = BTreeMap<Ino, Vec<u8>>;
 
 fn contents(fs: &FileSystem) -> Model {
@@ -192,7 +192,7 @@ fn contents(fs: &FileSystem) -> Model {
     model
 }
 
-/// An image with these features, unmounted or as a crash leaves it.
+/// An image with these features: cleanly unmounted, or as a crash leaves it.
 fn image(seed: u64, features: Features, unmounted: bool) -> MemDevice {
     let random = &mut SmallRng::seed_from_u64(seed);
     let device = Arc::new(MemDevice::new(SIZE));
@@ -228,15 +228,15 @@ fn image(seed: u64, features: Features, unmounted: bool) -> MemDevice {
     device.fork()
 }
 
-/// A node of an image.
+/// A tree node of an image.
 struct Node {
     block: BlockNo,
     level: u8,
-    /// The inodes with items in it or below it, by their numbers in all trees.
+    /// The inodes with items in or below the node, by their numbers in all trees.
     inodes: BTreeSet<u64>,
 }
 
-/// All nodes of all trees, and those of the table.
+/// All nodes of all trees, and the nodes of the table of trees.
 fn nodes(device: &MemDevice) -> (Vec<Node>, Vec<BlockNo>) {
     let sb = newest(device).unwrap().1;
     let c = sb.checkpoint;
@@ -277,21 +277,22 @@ fn below(device: &MemDevice, tree: u32, block: BlockNo, all: &mut BTreeMap<Block
     own
 }
 
-/// What damage can reach.
+/// What a damage can affect.
 enum Reach {
     /// All items of these inodes.
     Inodes(BTreeSet<u64>),
-    /// The same, and blocks of others, which become holes.
+    /// All items of these inodes. Blocks of other inodes may become holes.
     Blocks(BTreeSet<u64>),
     Anything,
 }
 
-/// Damages the image; says how, and what it can reach.
+/// Damages the image. Returns a description, and what the damage can affect.
 fn damage(device: &MemDevice, random: &mut SmallRng) -> (String, Reach) {
     let (nodes, table) = nodes(device);
     let sb = newest(device).unwrap().1;
     let node = pick(random, &nodes).unwrap();
-    // The trees of an image that has forks share most of their leaves, so both kinds are hit.
+    // Leaves that trees share and leaves of one tree are both hit: trees share most of their
+    // leaves.
     let zero = |block: u64| device.corrupt(block * BLOCK, |b| b[..BLOCK_SIZE].fill(0));
     match random.random_range(0..20) {
         0..=5 => {
@@ -443,7 +444,7 @@ fn assert_model(is: &Model, model: &Model, what: &str) {
     }
 }
 
-/// Compares what files have with what they had.
+/// Asserts that inodes out of the damage's reach have kept their contents. Returns their number.
 fn compare(before: &Model, after: &Model, reach: &Reach, what: &str) -> u64 {
     let mut compared = 0;
     let (reached, holes) = match reach {
@@ -468,7 +469,7 @@ fn repaired(device: &Arc<MemDevice>, mode: RepairMode, what: &str) -> RepairRepo
         .unwrap_or_else(|_| panic!("panic: {what}"))
 }
 
-/// Judges `cases` damages of an image.
+/// Damages an image in `cases` ways, and checks each repair.
 fn judge(seed: u64, cases: u64, seen: &Seen) {
     let random = &mut SmallRng::seed_from_u64(seed);
     let bit = |n: u64| seed >> n & 1 == 1;
@@ -486,7 +487,7 @@ fn judge(seed: u64, cases: u64, seen: &Seen) {
         let what = format!("{what}\n{report}");
         assert!(matches!(report.ending, Ending::Repaired | Ending::Clean), "{what}");
         assert_clean(&device, false, &what);
-        // Without the log, what it would have changed is as it was before.
+        // If the repair drops log records, files that these changed return to an older state.
         let reach = if unmounted { reach } else { Reach::Anything };
         let after = contents(&open(Arc::new(device.fork())).unwrap());
         seen.compared.fetch_add(compare(&before, &after, &reach, &what), Ordering::Relaxed);
@@ -534,7 +535,7 @@ fn images_whose_files_and_trees_share_blocks_are_repaired() {
     );
 }
 
-/// The power fails at each write of a repair: another repair has the same result.
+/// After a power failure at any write of a repair, another repair has the same result.
 #[test]
 fn an_interrupted_repair_is_run_again() {
     const SEED: u64 = 0x6b65_6467_0100;
@@ -565,8 +566,7 @@ fn an_interrupted_repair_is_run_again() {
     assert!(cut_off > 100, "only {cut_off} states");
 }
 
-/// The trees that an entry of the table names stay, as far as they can be read, whatever one byte
-/// of an entry becomes.
+/// Flips one bit in each byte of the table's entries: trees stay as far as they can be read.
 #[test]
 fn each_byte_of_the_tables_entries_is_repaired() {
     const SEED: u64 = 0x6b65_6467_0300;
@@ -601,7 +601,7 @@ fn each_byte_of_the_tables_entries_is_repaired() {
     assert!(repairs > 500, "{repairs} repairs");
 }
 
-/// A repair keeps checksums, and a check of the data still names the file whose data is damaged.
+/// A repair keeps checksums: a later check of the data still reports the file with damaged data.
 #[test]
 fn damaged_data_is_named_after_a_repair() {
     let device = Arc::new(MemDevice::new(SIZE));
@@ -638,7 +638,7 @@ fn damaged_data_is_named_after_a_repair() {
     assert!(text.contains("/source"), "{text}");
 }
 
-/// Without the flag of an image with shared blocks a repair sets it, and loses nothing.
+/// If the feature flag for shared blocks is missing, a repair sets it and loses nothing.
 #[test]
 fn a_missing_feature_is_set_again() {
     let device =

@@ -1,21 +1,22 @@
-//! Which blocks the extents and counts of one tree get.
+//! Decides which blocks the extents and count items of one tree keep.
 //!
 //! # Rules
-//! 1. A block of the format's areas or of a node is no file's. Neither is a block that a dropped
-//!    log record allocated: it may hold another file's bytes.
-//! 2. A block that is another tree's is not this tree's, unless the nearest point above this tree
-//!    has it. Then its birth becomes the one that it has there, so that the tree shares it.
-//! 3. A block that the point does not have, although its birth says so, is not used.
-//! 4. A block without a count has one extent, the first.
+//! 1. A block of the format's areas or of a node belongs to no file. Neither does a block that a
+//!    dropped log record allocated: it may contain another file's bytes.
+//! 2. A block of another tree is removed, unless the nearest point above this tree has it. Then it
+//!    gets the birth that it has there, so that this tree shares it.
+//! 3. A block is removed if its birth says that it is the point's, but the point does not have it.
+//! 4. A block without a count keeps only one extent, the first.
 //! 5. A marked extent shares its blocks with other marked extents of the tree. The counts are made
-//!    from the marked extents that stay ([`super::shares`]), so a wrong or lost count loses
-//!    nothing. But a marked extent gets no block that has no count and an unmarked extent.
-//! 6. An unmarked extent whose blocks have a higher count than there are marked extents is marked:
-//!    the count shows that its mark was lost.
-//! 7. All extents of a block with a count get one birth: that of the point, else that of the count
-//!    if the tree may have it, else the tree's lowest.
+//!    again from the marked extents that stay ([`super::shares`]), so a wrong or lost count loses
+//!    no data. But a marked extent loses the blocks that have no count and also belong to an
+//!    unmarked extent.
+//! 6. An unmarked extent becomes marked if its blocks have a higher count than there are marked
+//!    extents: the count proves that a mark was lost.
+//! 7. All extents of a block with a count get the same birth: that of the point, or else that of
+//!    the count item if it is in the tree's range, or else the lowest of that range.
 //!
-//! Each decision depends on the block and on the items before, and is the same in each pass.
+//! A decision depends only on the block and on earlier items, so it is the same in each pass.
 
 use crate::owned::Owned;
 use crate::runs::Runs;
@@ -24,20 +25,20 @@ use kedge_format::counts::CountItem;
 use kedge_format::item::ExtentItem;
 use std::ops::Range;
 
-/// What is the same for all items of a tree.
+/// Facts about a tree that are the same for all of its items.
 #[derive(Clone, Copy)]
 pub(crate) struct Scene<'a> {
     /// Blocks that dropped log records allocated.
     pub suspect: Option<&'a Owned>,
-    /// The data of the point above the tree, with its birth.
+    /// The data of the nearest point above the tree, with births.
     pub above: &'a Runs<u32>,
-    /// Blocks that trees have which are repaired already.
+    /// Blocks of trees that are repaired already.
     pub others: Option<&'a Owned>,
-    /// The births that the tree's own blocks may have.
+    /// The lowest and the highest birth that the tree's own blocks may have.
     pub births: (u32, u32),
-    /// Whether blocks may have counts.
+    /// Whether the image supports counts.
     pub has_counts: bool,
-    /// Blocks with a higher count than there are marked extents.
+    /// Blocks whose count exceeds the number of marked extents.
     pub owed: Option<&'a Owned>,
     /// Blocks of unmarked extents without a count.
     pub plain: Option<&'a Owned>,
@@ -49,11 +50,11 @@ pub(crate) struct Claims<'a> {
     /// Blocks with an owner: the format's areas, nodes, and the items accepted so far.
     pub owned: Owned,
     counted: Owned,
-    /// The count items seen.
+    /// The count items seen so far.
     counts: Runs<CountItem>,
 }
 
-/// What one block of an extent becomes.
+/// The birth and the mark that one block of an extent gets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Share {
     birth: u32,
@@ -61,13 +62,13 @@ struct Share {
 }
 
 impl<'a> Claims<'a> {
-    /// `owned`: the format's areas and the nodes; `groups`: of the image.
+    /// `owned` has the blocks of the format's areas and the nodes; `groups` is the number of groups
+    /// of the image.
     pub fn new(scene: Scene<'a>, owned: Owned, groups: u64) -> Claims<'a> {
         Claims { scene, owned, counted: Owned::new(groups), counts: Runs::default() }
     }
 
-    /// Notes a count item under the key of block `start`. Returns false if another one has a part
-    /// of its blocks.
+    /// Notes a count item for blocks from `start`. Returns false if it overlaps another one.
     pub fn count(&mut self, start: u64, item: &CountItem) -> bool {
         self.counts.insert(start, start + u64::from(item.blocks), *item)
     }
@@ -76,8 +77,8 @@ impl<'a> Claims<'a> {
         self.scene.has_counts
     }
 
-    /// The pieces of an extent that stay, each with its first file block, and the number of blocks
-    /// that do not. The extent lies inside one group of the data area.
+    /// Returns the pieces of an extent that stay, each with its first file block, and the number of
+    /// blocks that do not stay. The extent must be inside one group of the data area.
     pub fn extent(&mut self, first: u64, item: &ExtentItem) -> (Vec<(u64, ExtentItem)>, u64) {
         let (start, blocks) = (item.start.0, u64::from(item.blocks));
         let (mut out, mut kept): (Vec<(u64, ExtentItem)>, u64) = (Vec::new(), 0);

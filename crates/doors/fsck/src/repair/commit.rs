@@ -21,19 +21,19 @@ use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, bitmap_crc};
 use kedge_format::logwrite::WriteHeader;
 use kedge_format::superblock::{CheckpointState, Geometry, OPEN_MAX, Superblock, TableState};
 
-/// The most bytes of a label.
+/// Limit for the bytes of a label.
 const LABEL_MAX: usize = 64;
-/// The most blocks carried over with one read and write.
+/// The most blocks that are carried over with one read and one write.
 const CARRY_BLOCKS: u64 = 256;
 
 /// The contents of the new checkpoint.
 pub(crate) struct New {
     pub generation: Generation,
     pub root: Root,
-    /// All blocks with an owner.
+    /// All blocks that have an owner.
     pub owned: Owned,
-    /// The owned blocks that replay may have written in memory: file data, and the tree's nodes if
-    /// the tree stays.
+    /// Owned blocks that replay may have written in memory: file data, and the tree's nodes if the
+    /// tree stays.
     pub carry: Owned,
     pub next_ino: u64,
     pub inodes: u64,
@@ -116,7 +116,7 @@ impl Job<'_> {
 
     fn superblock(&self, source: &Source, new: &New) -> Result<Superblock> {
         let mut geometry = source.sb.geometry.clone();
-        // Decoding makes a label longer that is not UTF-8.
+        // Replacing invalid UTF-8 while decoding makes a label longer.
         while geometry.label.len() > LABEL_MAX {
             geometry.label.pop();
         }
@@ -151,9 +151,9 @@ impl Job<'_> {
         Ok(sb)
     }
 
-    /// Writes to the device the blocks of `carry` that replay wrote in memory, without the
-    /// format's: this checkpoint has its own bitmaps, and a copy of the superblock in memory is of
-    /// the checkpoint that replay made in memory.
+    /// Writes the blocks of `carry` that replay has written in memory to the device. Blocks of the
+    /// format are left out: this checkpoint has bitmaps of its own, and a superblock copy in memory
+    /// belongs to the checkpoint that replay made there.
     fn carry_over(&self, source: &Source, carry: &Owned) -> Result<()> {
         let Some(overlay) = &source.overlay else { return Ok(()) };
         let (g, written) = (&source.sb.geometry, overlay.written());
@@ -190,7 +190,7 @@ impl Job<'_> {
         let mut writer = Writer::new(&**self.device);
         for (group, copy) in (0..).zip(copies) {
             let (bytes, free_blocks) = bitmap_of(owned, group);
-            // If the index cannot be read, neither copy is known to be in use.
+            // If the index cannot be read, it is unknown which copy is in use.
             let copy = copy.map_or(0, |copy| 1 - copy);
             entries.push(GroupEntry { bitmap_crc: bitmap_crc(group, &bytes), free_blocks, copy });
             let at = BlockNo(sb.geometry.bitmap_start[copy as usize].0 + group);

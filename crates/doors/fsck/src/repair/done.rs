@@ -24,7 +24,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// Whether the repair loses nothing, so that preening may make it.
+            /// Whether the repair loses nothing, so that `fsck -p` may make it.
             pub const fn is_safe(self) -> bool {
                 match self {
                     $(RepairKind::$kind => $safe,)*
@@ -57,9 +57,9 @@ kinds! {
     ExtentDropped = "extent-dropped", false;
     /// Data in the tree was cut at the end of its file.
     InlineCut = "inline-cut", false;
-    /// The birth or the mark of an extent, which say what shares its blocks, was corrected.
+    /// The birth or the mark of an extent was corrected. These decide which blocks are shared.
     ExtentCorrected = "extent-corrected", false;
-    /// Counts of shared blocks were made again from the extents that refer to the blocks.
+    /// Counts of shared blocks were made again from the extents that refer to them.
     SharesRecounted = "shares-recounted", false;
     /// A tree of the image was left out: its entry cannot be read or used.
     TreeDropped = "tree-dropped", false;
@@ -67,7 +67,7 @@ kinds! {
     TreeCorrected = "tree-corrected", false;
     /// A limit was left out: its entry cannot be read, or its directory is lost.
     LimitDropped = "limit-dropped", false;
-    /// What a limit counts, or which limit contains it, was corrected.
+    /// The counts of a limit, or the limit that contains it, were corrected.
     LimitCorrected = "limit-corrected", true;
     /// An inode whose core was lost got a new core, derived from its other items.
     InodeRemade = "inode-remade", false;
@@ -118,13 +118,13 @@ impl fmt::Display for Repair {
     }
 }
 
-/// Collects the repairs: counts all and keeps the first of each kind, as
+/// Collects the repairs. Counts all and keeps the first of each kind, as
 /// [`crate::report::Findings`] does.
 pub(crate) struct Repairs {
     list: Vec<Repair>,
     counts: BTreeMap<RepairKind, u64>,
     max: usize,
-    /// What the text of each repair begins with: the tree, unless it is the first.
+    /// The prefix of each repair's text: the tree's number, unless it is the first tree.
     pub of: String,
 }
 

@@ -15,10 +15,10 @@
 //!    dropped in the second pass.
 //! 4. Extents stay if they are in order, inside the data area and inside one group. Which of their
 //!    blocks stay, and which become a hole, is decided in [`super::claims`].
-//! 5. Data in the tree stays under a file without an extent for the same file block, as far as the
-//!    file is long.
-//! 6. Count items stay if the blocks of no other one overlap theirs. Then they are compared with
-//!    the extents that stay, in [`super::shares`].
+//! 5. File data in the tree stays under a file without an extent for the same file block, up to the
+//!    end of the file.
+//! 6. Count items stay if they do not overlap. Then they are compared with the extents that stay,
+//!    in [`super::shares`].
 
 use super::claims::Claims;
 use super::done::RepairKind;
@@ -35,7 +35,8 @@ use kedge_format::sums::SumsItem;
 use kedge_format::superblock::Geometry;
 use kedge_format::{FileKind, INO_MAX, InodeCore, ItemKind, Key};
 
-/// The same in an image with several trees. There is room for the inodes that a repair makes.
+/// The highest inode number in an image with several trees. It leaves room for inodes that a repair
+/// makes.
 const INO_MAX_IN_TREE: u64 = (1 << Ino::LOCAL_BITS) - 4;
 
 /// A decision about an item.
@@ -48,12 +49,12 @@ pub(crate) enum Filtered<'v> {
     Target(usize),
     Dentry(Dentry<'v>),
     Orphan(Orphan),
-    /// The pieces that stay, with their first file block, and the number of blocks that do not
-    /// stay; whether marks or births of pieces change.
+    /// The pieces that stay, with their first file blocks; the number of blocks that do not stay;
+    /// whether marks or births of pieces change.
     Extent(Vec<(u64, ExtentItem)>, u64, bool),
     Count(CountItem),
     Sums(SumsItem),
-    /// The bytes in the tree that stay.
+    /// The bytes of the file's data in the tree that stay.
     Inline(&'v [u8]),
 }
 
@@ -65,10 +66,10 @@ pub(crate) struct ItemFilter<'a> {
     ino: u64,
     /// The type of the inode, once known.
     kind: Option<FileKind>,
-    /// Its size, if it has a core.
+    /// The size of the inode, if it has a core.
     size: Option<u64>,
     next_file_block: u64,
-    /// Whether an extent has file block 0.
+    /// Whether an extent covers file block 0.
     has_first: bool,
     has_target: bool,
     bucket: (u64, u8, u64),
@@ -168,8 +169,8 @@ impl<'a> ItemFilter<'a> {
         }
     }
 
-    /// Whether an item of this type belongs under its inode. The first such item of an inode
-    /// without a core determines the inode's type.
+    /// Whether an item for inodes of this type is allowed under its inode. The first such item of
+    /// an inode without a core determines the inode's type.
     fn is(&mut self, kind: FileKind) -> bool {
         *self.kind.get_or_insert(kind) == kind
     }
@@ -197,7 +198,7 @@ impl<'a> ItemFilter<'a> {
         let drop = |what: String| Filtered::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
         let item = XattrItem::decode(value);
         if let Ok(part @ XattrItem::Part { .. }) = item {
-            // The deletion of an inode removes its attributes item by item, from the first on.
+            // The deletion of an inode removes its attributes one by one, beginning with the first.
             let of = match &mut self.value {
                 Some((slot, Some(rest))) => rest.take(key.offset, part).then_some(*slot),
                 Some((_, None)) => None,
@@ -231,8 +232,8 @@ impl<'a> ItemFilter<'a> {
         Filtered::Xattr(key.offset)
     }
 
-    /// Ends the last attribute's value: the next item is no part of it, so a value that still lacks
-    /// a part is noted.
+    /// Ends the last attribute's value: the next item belongs to something else, so a value with a
+    /// missing part is noted.
     pub fn end_value(&mut self) {
         if let Some((slot, rest)) = &mut self.value
             && rest.take().is_some_and(|rest| rest.next_slot().is_some())

@@ -1,31 +1,31 @@
 //! Repairs an image with several trees ([`kedge_format::trees`]).
 //!
-//! # In two passes over all trees, points before what is below them
-//! 1. *Survey.* Collects claims: each extent and count is claimed by the tree itself, or, by
-//!    its birth, for a point above the tree. The marks of the trees below a point are corrected so
-//!    that they are above all that the point has.
-//! 2. *Repair.* Each tree is repaired like the tree of an image with one tree, with blocks that are
-//!    the tree's own or a point's above it ([`super::claims`]). A tree in which nothing changes
-//!    stays. Else it gets new inner nodes and new leaves; leaves whose items all stay are kept, so
-//!    damage in a leaf that many trees share costs each of them its inner nodes and this leaf.
+//! # In two walks over all trees, each point before the trees below it
+//! 1. *Survey.* Collects claims: each extent and count is claimed by the tree itself or, if its
+//!    birth says so, for a point above the tree. The marks of the trees below a point are
+//!    corrected, so that they are above everything that the point has.
+//! 2. *Repair.* Each tree is repaired like the only tree of an image, and keeps only blocks that
+//!    are its own or that a point above it has ([`super::claims`]). A tree without changes stays.
+//!    Others get new inner nodes and new leaves. Leaves whose items all stay are kept, so damage in
+//!    a leaf that many trees share costs each of them its inner nodes and this leaf.
 //!
 //! # Why no block in use becomes free
-//! - A block is the own of the first tree that claims it in the second pass. No other tree gets it,
-//!   except those below a point whose own it is.
-//! - A tree has a block of a point with the birth that the point has it with. So it neither frees
-//!   nor overwrites the block, and if the point is merged into it, the block is found as one that
-//!   stays.
-//! - A tree has of a point's blocks and nodes only what the nearest point above it has too, its own
-//!   or shared. When a point is merged into the one below it, the engine frees what that one does
-//!   not have, and does not look further down.
-//! - Blocks that trees share, but that a point above them has lost, are *adopted*: each point on
-//!   the way up to their owner gets an unlinked file that has them. They are freed with their
-//!   owner.
+//! - A block belongs to the first tree that claims it in the second walk. No other tree gets it,
+//!   except trees below a point that owns it.
+//! - A tree has a point's block with the birth that it has in the point. So the tree neither frees
+//!   nor overwrites the block. And if the point is merged into the tree, the engine recognises the
+//!   block as one that stays.
+//! - A tree keeps only those blocks and nodes of points that the nearest point above it also has,
+//!   owned or shared. When a point is merged into the point below it, the engine frees what that
+//!   one does not have, without considering the trees further down.
+//! - A block that trees share, but that a point above them has lost, is *adopted*: each point up to
+//!   the block's owner gets an unlinked file that has it. The block is freed with its owner.
 //!
 //! # Why no free block is lost
-//! The bitmaps are made from what the trees own after the repair. What no tree reaches is free.
+//! The bitmaps are made from what the trees own after the repair. A block that no tree reaches
+//! becomes free.
 //!
-//! Nothing is searched for below an unreadable inner node: a leaf does not say to which tree it
+//! Leaves below an unreadable inner node are not searched for: a leaf does not say to which tree it
 //! belongs.
 
 use super::claims::{Claims, Scene};
@@ -57,7 +57,7 @@ use kedge_format::trees::{TreeEntry, key};
 use kedge_format::{Key, limits};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Blocks with a birth.
+/// Extents with their births.
 type Dated = Vec<(Extent, u32)>;
 
 struct Forest<'a, 'd> {
@@ -66,40 +66,41 @@ struct Forest<'a, 'd> {
     generation: Generation,
     table: Table,
     limits: Entries,
-    /// Format areas and all nodes that can be read.
+    /// Blocks of the format's areas and of all readable nodes.
     base: Owned,
     /// Blocks that trees claim as their own.
     claimed: Owned,
-    /// What trees claim for a point and no tree claims as its own.
+    /// Extents that trees claim for a point, by point. Those that no tree claims as its own are
+    /// adopted.
     foundlings: BTreeMap<u32, Dated>,
     /// Nodes and data of the trees repaired so far.
     used: Owned,
-    /// What of it the source has, so that it may have to be carried over.
+    /// Blocks of `used` that the source has, so that they may have to be carried over.
     carry: Owned,
-    /// What the point above the tree that is being repaired has after its repair.
+    /// The blocks and nodes that the points above the present tree have after their repair.
     above: Way,
     places: Places,
-    /// Directories of other trees' names, by tree, with the trees that they name.
+    /// By tree, the directories that contain names of other trees, each with the tree of that name.
     homes: BTreeMap<u32, Vec<(u64, u32)>>,
-    /// Where a tree can get a name, and the slots of the names there.
+    /// A directory for trees that need a name, and the slots of the names in it.
     refuge: (Ino, BTreeSet<u64>),
     first: Option<(Root, u64, u64)>,
 }
 
-/// A tree as far as it can be read.
+/// The readable nodes of a tree.
 pub(super) struct Readable {
     pub leaves: Vec<NodeRef>,
     /// Blocks of the nodes.
     pub nodes: Owned,
-    /// Those that are the tree's own.
+    /// The nodes that the tree owns.
     pub own: Owned,
     pub is_whole: bool,
 }
 
 impl Job<'_> {
     /// Computes the new checkpoint of an image with several trees, and writes the nodes that
-    /// change. `taken`: blocks in which no new node may lie. Returns `None` if preening may not
-    /// make a repair that is needed.
+    /// change. No new node is written to the blocks in `taken`. Returns `None` if a repair is
+    /// needed that preening may not make.
     pub(super) fn repair_forest(
         &self,
         source: &Source,
@@ -196,7 +197,7 @@ impl Forest<'_, '_> {
         self.job.readable(&self.superblock(number), self.source, Some(own), reader, repairs, progress)
     }
 
-    /// The first pass.
+    /// Collects claims and corrects marks: the first walk.
     fn survey(
         &mut self,
         reader: &mut Reader,
@@ -227,21 +228,22 @@ impl Forest<'_, '_> {
         self.base.add(&tree.nodes);
         let entry = self.table.entries[&number].clone();
         let is_point = !is_head(&entry);
-        // Above all that the point has. Only what was read counts, because the entry may be
-        // damaged, and of a tree with damage no inner node is kept. Nodes of the repair are never
-        // below it.
+        // The marks must be above everything that the point has. Only what was read counts, because
+        // the entry may be damaged. If the tree has damage, none of its inner nodes is kept, and
+        // nodes that the repair makes are never below the marks.
         let root = tree.is_whole.then_some(entry.root_generation);
         let read = tree.leaves.iter().map(|leaf| leaf.generation).chain(root).max();
         let nodes = read.map_or(Generation(0), Generation::next).max(entry.nodes_below).min(self.generation);
         let mut leaves = tree.leaves;
-        // What the point has too was claimed there. All of a point is needed for those below it.
+        // A leaf that the point above also has was surveyed there. For a point, all leaves are
+        // needed, because the trees below are compared with all that it has.
         let is_own = |leaf: &NodeRef| leaf.generation >= entry.nodes_below;
         leaves.retain(|leaf| is_point || is_own(leaf) || !above.nodes.contains(&leaf.block.0));
         let mut births = entry.births_below + 1;
         let (mut shared, mut data) = (Dated::new(), Owned::new(self.source.sb.geometry.groups()));
         let (source, birth_max, claimed) = (self.source, self.table.birth, &mut self.claimed);
         survey::claims(source, reader, &leaves, |_, claim: Claim| {
-            // A count without extents claims nothing: it goes.
+            // A count item claims nothing by itself: without extents it is dropped.
             let Claim::Extent(item) = claim else { return };
             let (extent, birth) = (item.extent(), item.birth);
             if is_point {
@@ -271,7 +273,7 @@ impl Forest<'_, '_> {
         Ok(())
     }
 
-    /// Repairs one tree. Returns false if preening may not make a repair that is needed.
+    /// Repairs one tree. Returns false if a repair is needed that preening may not make.
     fn tree(
         &mut self,
         number: u32,
@@ -378,14 +380,15 @@ impl Forest<'_, '_> {
         Ok(true)
     }
 
-    /// Whether the point has all nodes of the tree that are not the tree's own.
+    /// Whether the nearest point has all nodes of the tree that the tree does not own.
     fn is_above(&self, tree: &Readable) -> bool {
         let mut rest = tree.nodes.clone();
         rest.remove(&tree.own);
         starts(&rest).is_subset(&self.above.nodes)
     }
 
-    /// What a point adopts, in extents that the format allows. Its blocks are added to `owned`.
+    /// Returns the extents that a point adopts, cut to sizes that the format allows. Adds their
+    /// blocks to `owned`.
     fn adopted(&self, foundlings: Dated, births: (u32, u32), owned: &mut Owned) -> Dated {
         let mut adopted = Dated::new();
         for (extent, birth) in foundlings {
@@ -412,7 +415,7 @@ impl Forest<'_, '_> {
         adopted
     }
 
-    /// Notes the result in the table.
+    /// Writes the result of a tree's repair into the table.
     fn note(&mut self, number: u32, plan: &Plan<'_>, root: Root) {
         for (dir, named) in self.homes.remove(&number).unwrap_or_default() {
             if !plan.inode(dir).is_some_and(|inode| inode.is_dir()) {
@@ -437,7 +440,7 @@ impl Forest<'_, '_> {
         }
     }
 
-    /// Gives names to the trees without one.
+    /// Names the trees that have no valid name.
     fn rename(&mut self, repairs: &mut Repairs) {
         let (dir, slots) = &mut self.refuge;
         let seed = &self.source.sb.geometry.hash_seed;
@@ -457,7 +460,7 @@ impl Forest<'_, '_> {
         }
     }
 
-    /// Writes the table.
+    /// Writes the table, and returns the new checkpoint.
     fn finish(mut self, repairs: &mut Repairs) -> Result<New> {
         self.rename(repairs);
         let geometry = &self.source.sb.geometry;
@@ -503,7 +506,7 @@ impl Forest<'_, '_> {
     }
 }
 
-/// The first blocks of the nodes that lie in these blocks.
+/// The first blocks of the nodes in these blocks.
 fn starts(nodes: &Owned) -> BTreeSet<u64> {
     let of_run = |(start, blocks): (BlockNo, u64)| (start.0..start.0 + blocks).step_by(NODE_BLOCKS as usize);
     nodes.runs().into_iter().flat_map(of_run).collect()

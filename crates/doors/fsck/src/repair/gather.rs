@@ -22,7 +22,7 @@ pub(crate) struct Inode {
     pub ino: u64,
     /// `None` if its type is unknown.
     pub kind: Option<FileKind>,
-    /// Its core could not be read.
+    /// Whether its core could not be read.
     pub headless: bool,
     /// Whether the repair makes this directory.
     pub made: bool,
@@ -40,11 +40,11 @@ pub(crate) struct Inode {
     pub kept_blocks: u64,
     pub end_block: u64,
     pub target_len: u32,
-    /// Written blocks of it have no checksums.
+    /// Whether some of its written blocks have no checksums.
     pub unsummed: bool,
-    // Filled in by the plan.
+    // Set by the plan.
     pub keep: bool,
-    /// The number of the limit that it will count for.
+    /// The number of the limit that the inode counts for after the repair.
     pub new_limit: u32,
     /// For a directory: the directory whose entry names it.
     pub parent: u64,
@@ -86,11 +86,11 @@ pub(crate) struct Gathered {
     pub reattached: BTreeSet<Vec<u8>>,
     /// Inode and slot of each attribute that lacks a part of its value, in ascending order.
     pub incomplete: Vec<(u64, u64)>,
-    /// What is to be compared with the counts of shared blocks.
+    /// Marked extents and count items, to be compared with each other.
     pub shares: Shares,
-    /// The blocks that the tree has, with their births, each once. Only noted on request.
+    /// The blocks of the tree with their births, each once. `None` unless requested.
     pub data: Option<Vec<(Extent, u32)>>,
-    /// The written blocks of the last inode whose checksums have not been seen yet.
+    /// Written blocks of the last inode whose checksums have not been seen yet.
     written: Written,
 }
 
@@ -138,7 +138,7 @@ impl Gathered {
         self.inodes.last_mut().expect("pushed if it was not there")
     }
 
-    /// Ends the last inode: no more of its items follow.
+    /// Ends the last inode.
     fn end_inode(&mut self) {
         let missing = std::mem::take(&mut self.written).finish().is_some();
         if let Some(last) = self.inodes.last_mut() {
@@ -225,8 +225,8 @@ impl Gathered {
     }
 }
 
-/// Streams the items once and collects their facts. Also returns `claims` with the blocks that the
-/// items have. `notes_data`: fills [`Gathered::data`].
+/// Streams the items once and collects their facts. Also returns `claims` with the blocks of the
+/// items. With `notes_data` fills [`Gathered::data`].
 pub(crate) fn gather<'c>(
     source: &'c Source,
     reader: &mut Reader,

@@ -1,15 +1,17 @@
-//! Which limit each inode of a repaired tree counts for, and what the limits count.
+//! Decides which limit each inode of a repaired tree counts for, and computes the counts of the
+//! limits.
 //!
 //! # Decisions
-//! 1. A limit stays if its directory stays and has its number. The number of a directory whose core
-//!    was lost is that of the limit that names the directory.
-//! 2. An inode whose limit goes counts for the nearest limit around that one. An inode whose limit
-//!    has no entry, or whose core was lost, counts for the limit of the directory that names it. So
-//!    damage takes no inode out of a limit that is still there.
-//! 3. A limit whose parent goes or cannot be gets the limit of the directory above its own.
+//! 1. A limit stays if its directory stays and has the limit's number. If the directory's core was
+//!    lost, the limit's entry alone decides.
+//! 2. An inode whose limit is removed counts for the nearest limit that contained it. If the
+//!    inode's limit has no entry, or its core was lost, it counts for the limit of the directory
+//!    that names it. So damage removes no inode from a limit that still exists.
+//! 3. A limit whose parent is removed or impossible gets the limit of the directory above its own
+//!    directory as its parent.
 //! 4. The counts are added up from the inodes that stay.
 //!
-//! Points have no limits of their own: their inodes keep their numbers.
+//! Points have no limits of their own; their inodes keep the numbers that they have.
 
 use super::done::{RepairKind, Repairs};
 use super::gather::Gathered;
@@ -22,7 +24,7 @@ use std::collections::BTreeMap;
 /// The limits of one tree by number.
 pub(crate) type OfTree = BTreeMap<u32, LimitEntry>;
 
-/// Where the numbers in inode cores come from.
+/// The limits to which the numbers in inode cores refer.
 pub(crate) enum Limits<'a> {
     /// The image has no limits.
     None,
@@ -71,7 +73,8 @@ pub(crate) fn assign(limits: &Limits<'_>, gathered: &mut Gathered, repairs: &mut
     stay
 }
 
-/// The limit itself or the nearest around it that stays; `None` if an entry on the way is missing.
+/// The limit itself, or the nearest limit that contains it and stays. `None` if an entry in between
+/// is missing.
 fn around(entries: &OfTree, stay: &OfTree, number: u32) -> Option<u32> {
     let mut at = number;
     for _ in 0..=DEPTH_MAX {
@@ -83,7 +86,8 @@ fn around(entries: &OfTree, stay: &OfTree, number: u32) -> Option<u32> {
     None
 }
 
-/// Gives each inode its fixed limit, else that of the nearest directory above it that has one.
+/// Gives each inode its entry in `fixed`, or else that of the nearest directory above it that has
+/// one.
 fn inherit(gathered: &mut Gathered, fixed: &[Option<u32>]) {
     const UNKNOWN: u32 = u32::MAX;
     let mut known = vec![UNKNOWN; fixed.len()];
@@ -91,7 +95,8 @@ fn inherit(gathered: &mut Gathered, fixed: &[Option<u32>]) {
         let mut way = Vec::new();
         let mut at = Some(start);
         let mut found = 0;
-        // No directory lies below itself any more, but an orphan's parent can be anything.
+        // The plan has cut circles of directories, but the recorded parent of an orphan may be any
+        // directory. So the walk is bounded.
         while let Some(i) = at.filter(|_| way.len() <= fixed.len()) {
             if let Some(number) = fixed[i].or(Some(known[i]).filter(|n| *n != UNKNOWN)) {
                 found = number;
@@ -107,7 +112,8 @@ fn inherit(gathered: &mut Gathered, fixed: &[Option<u32>]) {
     }
 }
 
-/// The index of the directory above an inode: the first that names it.
+/// The index of the directory above an inode: of a directory its parent, of others the first that
+/// names it.
 fn above(gathered: &Gathered, i: usize) -> Option<usize> {
     let inode = &gathered.inodes[i];
     if inode.ino == Ino::ROOT.0 {

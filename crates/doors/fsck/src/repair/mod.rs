@@ -1,6 +1,6 @@
 //! Repair: builds a consistent image from everything that can be trusted.
 //!
-//! # How it is written
+//! # How the repair is written
 //! A repair never changes what it finds. It writes a *new checkpoint* and leaves the old checkpoint
 //! as it is:
 //! 1. The log is replayed into memory ([`source`]). Records that cannot be replayed are dropped and
@@ -10,15 +10,15 @@
 //! 3. Leaves below unreadable nodes are searched for ([`salvage`]). The readable items are
 //!    collected ([`gather`]), each checked by itself ([`filter`]), then together ([`plan`]).
 //! 4. If items or nodes change, the items that stay are streamed into a new tree ([`rebuild`]), in
-//!    blocks that neither the checkpoint on the device nor the replayed one owns. Else the tree
-//!    stays.
+//!    blocks that neither the checkpoint on the device nor the replayed one owns. Otherwise the
+//!    tree stays.
 //! 5. File data and nodes that replay wrote in memory are written to their places. All bitmaps,
 //!    made from what the tree owns, go to the copies that the old index does not use, the index to
 //!    the area of the other slot. Flush.
-//! 6. The new checkpoint is checked where it lies. Only if nothing is wrong, its superblock slot is
+//! 6. The new checkpoint is checked on the device. Only if nothing is wrong, its superblock slot is
 //!    written, with FUA: the next generation, the next epoch but one, clean, with an empty log. One
-//!    epoch is skipped because a lost superblock may have opened it, and the log writes of that
-//!    epoch must not pass for writes of the new epoch.
+//!    epoch is skipped, because a lost superblock may have begun it, and log writes of that epoch
+//!    must not be taken for writes of the new one.
 //!
 //! # Crash argument
 //! Until the slot of step 6 is durable, the newest slot is the old slot, and no block that the old
@@ -36,19 +36,19 @@
 //! device is read as if the copy lay in the slot of its generation. The steps are the same. After
 //! step 6 that slot is written too, so that both slots are valid.
 //!
-//! Until the slot of step 6 is durable, the copy is all that names the image, and nothing that it
-//! needs has changed. In the slot that is written last, the copy's checkpoint is the older one, and
-//! no mount uses it while the newer slot is valid.
+//! Until the slot of step 6 is durable, the image can be found only through the copy, and nothing
+//! that it needs has changed. The slot that is written last contains the copy's checkpoint. That
+//! one is the older of the two, and no mount uses it while the newer slot is valid.
 //!
-//! If the tree of the copy cannot be read, because its blocks were used again or are part of the
-//! damage, leaves are searched for, also where the bitmaps are lost ([`salvage`]). If the log shows
-//! that there was a later checkpoint, all leaves are searched for, and the youngest win: the root
-//! of the later checkpoint is stored nowhere else.
+//! If the tree of the copy cannot be read, because its blocks were reused or are damaged, leaves
+//! are searched for, even if the bitmaps are lost ([`salvage`]). If the log shows that there was a
+//! later checkpoint, all leaves are searched for, and the youngest win: the root of the later
+//! checkpoint is stored nowhere else.
 //!
-//! # What it does not do
-//! An image without a valid superblock, slot or copy, is refused: geometry, the key of the name
+//! # What the repair does not do
+//! An image without a valid superblock in a slot or copy is refused: geometry, the key of the name
 //! hash and the root are stored nowhere else. A tree that changes is rewritten as a whole, which
-//! needs free blocks. Without these the repair is refused and nothing changes.
+//! needs free blocks. If they are lacking, the repair is refused and nothing changes.
 
 mod claims;
 mod commit;
@@ -102,16 +102,16 @@ pub enum RepairMode {
     /// Only repairs that lose nothing: the log, counts, bitmaps, orphan items. If the image needs
     /// other repairs, nothing is written.
     Preen,
-    /// All repairs; items that cannot be read are lost.
+    /// All repairs. Items that cannot be read are lost.
     Full,
 }
 
 #[derive(Clone)]
 pub struct RepairOptions {
-    /// `check.replay`: `None` means the engine's own.
+    /// Options of the check. `check.replay` of `None` means the engine's replay.
     pub check: CheckOptions,
     pub mode: RepairMode,
-    /// Check the image even if it was cleanly unmounted.
+    /// Checks the image even if it was cleanly unmounted.
     pub force: bool,
     pub clock: Arc<dyn Clock>,
 }
@@ -123,7 +123,7 @@ impl RepairOptions {
     }
 }
 
-/// Findings for which the tree need not change.
+/// Findings that do not require a change of the tree.
 const NOT_OF_THE_TREE: &[FindingKind] = &[
     FindingKind::SuperblockSlotBad,
     FindingKind::SuperblockCopyBad,
@@ -141,10 +141,10 @@ const NOT_OF_THE_TREE: &[FindingKind] = &[
     FindingKind::BlocksLeaked,
     FindingKind::BlocksUnmarked,
 ];
-/// Those of them that can be about the entry of a tree in the table of trees, too.
+/// Those of `NOT_OF_THE_TREE` that can also concern a tree's entry in the table of trees.
 const OF_ENTRIES: &[FindingKind] =
     &[FindingKind::SuperblockInodes, FindingKind::SuperblockNodes, FindingKind::SuperblockNextIno];
-/// Findings of the tree that preening repairs.
+/// Findings about the tree that preening repairs.
 const SAFE_OF_THE_TREE: &[FindingKind] = &[
     FindingKind::NlinkWrong,
     FindingKind::BlocksWrong,
@@ -168,7 +168,7 @@ const SEEN_ON_DEVICE: &[FindingKind] = &[
     FindingKind::BlocksUnmarked,
 ];
 
-/// Repairs the image on `device`, which must not be used meanwhile.
+/// Repairs the image on `device`. Nothing else may use the device during the repair.
 pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport {
     let mut progress = |p: Progress| {
         if let Some(report) = &options.check.progress {
@@ -208,10 +208,10 @@ pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport 
     }
 }
 
-/// Whether the log was written after a later checkpoint than that of `sb`, a copy.
+/// Whether the log was written after a later checkpoint than that of `sb`, a superblock copy.
 fn is_stale(device: &dyn Device, sb: &Superblock) -> bool {
     let c = &sb.checkpoint;
-    // A log that cannot be read says nothing.
+    // An unreadable log does not prove a later checkpoint.
     commit::newest_write(device, &sb.geometry).is_ok_and(|newest| newest > Some((c.epoch, c.tail_lsn)))
 }
 
@@ -231,8 +231,8 @@ struct Job<'a> {
     base_sb: &'a Superblock,
     /// Set if `base_sb` is a copy, and `device` reads it as a slot.
     restored: Option<&'a Restored>,
-    /// The log shows that there was a newer checkpoint than that of the copy, so what has changed
-    /// since is searched for.
+    /// Whether the log shows a newer checkpoint than that of the copy. Then later nodes are
+    /// searched for.
     is_stale: bool,
     replay: &'a dyn Replay,
     settled: bool,
@@ -244,9 +244,9 @@ struct Judged {
     inodes: u64,
     highest_ino: u64,
     nodes: u64,
-    /// Parts of the tree could not be read.
+    /// Whether parts of the tree could not be read.
     incomplete: bool,
-    /// The tree is consistent; only the superblock or the bitmaps may contradict it.
+    /// Whether the tree is consistent. The superblock or the bitmaps may still contradict it.
     tree_is_fine: bool,
 }
 
@@ -319,8 +319,8 @@ impl Job<'_> {
         (before, outcome)
     }
 
-    /// Sets the flag of an image with shared blocks if it is missing: if a count and a mark of an
-    /// extent both say that there are some.
+    /// Sets the feature flag for shared blocks if it is missing although the tree has both a count
+    /// item and a marked extent.
     fn restore_flag(&self, source: &mut Source, repairs: &mut Repairs) {
         if source.sb.geometry.has_clones() {
             return;
@@ -328,7 +328,7 @@ impl Job<'_> {
         let mut reader = Reader::new(&*source.device);
         let mut quiet = Repairs::new(0);
         let tree = self.readable(&source.sb, source, None, &mut reader, &mut quiet, &mut |_| {});
-        // A leaf that cannot be read any more is an error of the repair that follows.
+        // If a leaf cannot be read any more, the repair that follows reports that error.
         if survey::marks(source, &mut reader, &tree.leaves).is_ok_and(|marks| marks.both) {
             source.sb.geometry.feature_incompat |= INCOMPAT_CLONES;
             repairs.add(RepairKind::SuperblockCorrected, At::block(source.sb.block()), || {
@@ -337,7 +337,7 @@ impl Job<'_> {
         }
     }
 
-    /// Replays the log and checks the result, from which the repair starts.
+    /// Replays the log and checks the result, which is the source of the repair.
     fn source(
         &self,
         base: State,
@@ -375,8 +375,8 @@ impl Job<'_> {
         Ok((source, state))
     }
 
-    /// The source if the superblock is a copy whose log is not replayed: it holds nothing, or it
-    /// belongs to a later checkpoint, from which only nodes are left.
+    /// The source if the superblock is a copy and its log is not replayed: because the log is
+    /// empty, or because it belongs to a later checkpoint, of which only nodes can be found.
     fn without_log(&self, repairs: &mut Repairs) -> Option<Source> {
         self.restored?;
         if self.searches_all() {
@@ -393,8 +393,8 @@ impl Job<'_> {
         Some(Source::plain(self.device.clone(), self.base_sb))
     }
 
-    /// Whether all leaves are searched for. With several trees a leaf does not say to which it
-    /// belongs, so these stay as the copy has them.
+    /// Whether all leaves are searched for. In an image with several trees a leaf does not say to
+    /// which of them it belongs, so these trees stay as they were at the copy's checkpoint.
     fn searches_all(&self) -> bool {
         self.is_stale && !self.base_sb.geometry.has_trees()
     }
@@ -518,8 +518,8 @@ impl Job<'_> {
         Ok(Generation(next.ok_or_else(|| Error::invalid("generations are used up"))?))
     }
 
-    /// What can be read of the tree whose root `sb` names. `own`: the marks of one of several
-    /// trees.
+    /// Returns the readable nodes of the tree whose root `sb` has. `own` has the marks if the image
+    /// has several trees.
     fn readable(
         &self,
         sb: &Superblock,

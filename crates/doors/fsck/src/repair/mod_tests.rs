@@ -1,5 +1,5 @@
-//! Repairs of images built with only the format's encoders: each fault, random damage, crashes
-//! during the repair.
+//! Repairs of images that only the format's encoders have made: after each kind of fault, after
+//! random damage, and after crashes during the repair.
 
 use super::*;
 use crate::damage_tests::all_cases;
@@ -72,7 +72,7 @@ fn every_fault_is_repaired() {
         let report = repaired(&device, RepairMode::Full);
         assert_ends_clean(&device, &report, case.name);
         assert!(report.before.errors + report.before.warnings > 0, "{}: {report}", case.name);
-        // Everything outside lost nodes is kept: a fault of one item loses no other item.
+        // A fault of one item loses no other item: everything outside invalid nodes is kept.
         use FindingKind::{KeyOrder, NodeBad, NodeMisplaced, NodeShared};
         let nodes = [KeyOrder, NodeBad, NodeMisplaced, NodeShared];
         if report.before.superblock.is_some() && !case.expect.iter().any(|kind| nodes.contains(kind)) {
@@ -92,8 +92,8 @@ fn preening_repairs_what_is_safe_and_leaves_the_rest_untouched() {
         let before = built.device.fork();
         let device = Arc::new(built.device);
         let report = repaired(&device, RepairMode::Preen);
-        // This image has no log to replay, which is a fault of its own. If a counter is used up, no
-        // log is replayed.
+        // This image has no log to replay, which is reported too. If a counter is exhausted, no log
+        // is replayed.
         let harmless = |kind: &FindingKind| {
             !matches!(kind, FindingKind::SuperblockCleanWithLog | FindingKind::SuperblockCounter)
                 && (NOT_OF_THE_TREE.contains(kind) || SAFE_OF_THE_TREE.contains(kind))
@@ -164,7 +164,7 @@ fn a_destroyed_leaf_costs_nothing_that_lies_elsewhere() {
     }
 }
 
-/// A value is kept whole or dropped whole, and no other attribute is lost with it.
+/// A value without one of its parts is dropped as a whole, and no other attribute with it.
 #[test]
 fn a_value_that_lacks_a_part_goes_as_a_whole() {
     let mut image = Image::sample();
@@ -222,8 +222,7 @@ fn stale_leaves_stay_out() {
     image.extent(300, 0, ExtentItem { start: stale, blocks: 4, unwritten: true, birth: 0, counted: false });
     image.core(300, |c| c.blocks = 4);
     image.name(3, "fallocated", 300, FileKind::Regular);
-    // The generation that its blocks last had in the tree, and a generation that no node of the
-    // tree has.
+    // A generation that the blocks had in the tree before, and one that no node of the tree has.
     for generation in [1, 5] {
         let mut image = Image { items: image.items.clone(), ..Image::sample() };
         image.next_data = stale.0 + 4;
@@ -272,7 +271,7 @@ fn inodes_without_a_name_go_to_lost_and_found() {
     assert_eq!(again.ending, Ending::Clean, "{again}");
 }
 
-/// A user who makes `/lost+found` must not gain access to the lost files of others.
+/// A user who makes `/lost+found` must not be able to read lost files of others.
 #[test]
 fn only_a_directory_of_root_alone_is_used_again() {
     for (uid, mode, reused) in [(0, 0o700, true), (1000, 0o700, false), (0, 0o755, false), (0, 0o2710, false)]

@@ -1,11 +1,11 @@
-//! Repairs relations between inodes: which inodes and names stay, which inodes go to lost+found,
-//! what the counts are.
+//! Repairs relations between inodes: decides which inodes and names stay and which inodes go to
+//! lost+found, and computes the counts.
 //!
 //! # Decisions, in this order
 //! 1. An inode stays if its items determine its type. A symlink also needs its target.
 //! 2. A name stays if its directory and its target stay. If several entries name one directory,
-//!    only one entry stays: the entry in the directory that the inode records as its parent, else
-//!    the first entry. No entry that names the root stays.
+//!    only one of them stays: the entry in the directory that the inode records as its parent, or
+//!    else the first entry. No entry that names the root stays.
 //! 3. If directories name each other in a cycle, the directory with the smallest inode number loses
 //!    its name.
 //! 4. An inode that stays and has no name goes to lost+found, unless an orphan item says that it
@@ -50,10 +50,10 @@ pub(crate) struct Plan<'a> {
     pub orphan_items: u64,
 }
 
-/// What a plan takes besides the items of the tree.
+/// Additional inputs of a plan.
 pub(crate) struct Around<'a> {
     pub limits: Limits<'a>,
-    /// Blocks with births that the tree must own, although no item has them.
+    /// Extents with births that the tree must own, although no item has them.
     pub adopted: &'a [(Extent, u32)],
     pub now: Timespec,
 }
@@ -118,7 +118,8 @@ impl Plan<'_> {
         self.gathered.find(ino).map(|i| &self.gathered.inodes[i]).filter(|i| i.keep)
     }
 
-    /// A directory for names of trees: lost+found if it is there, else the root directory.
+    /// A directory for names of trees: lost+found if only root may enter it, or else the root
+    /// directory.
     pub fn refuge(&self) -> Ino {
         let lost_found = self.gathered.lost_found.get(LOST_FOUND).copied();
         let usable = lost_found.filter(|ino| self.inode(*ino).is_some_and(is_private));
@@ -146,7 +147,7 @@ pub(crate) fn final_core(g: &Geometry, inode: &Inode, core: InodeCore) -> InodeC
         }
         _ => (inode.names, core.size, Ino(0)),
     };
-    // The data of a file that has lost checksums stays, without checksums.
+    // A file with a missing checksum keeps its data and loses all its checksums.
     let lost = kind == FileKind::Regular && g.has_sums() && inode.unsummed;
     let flags = g.file_flags(&core) | if lost { FileFlags::NOCOW } else { FileFlags::default() };
     let flags = flags.bits();
@@ -176,20 +177,20 @@ fn made_core(g: &Geometry, inode: &Inode, now: Timespec) -> InodeCore {
     final_core(g, inode, core)
 }
 
-/// Whether an inode is a directory that only root may enter.
+/// Whether the inode is a directory that only root may enter.
 fn is_private(inode: &Inode) -> bool {
     let others = inode.mode & 0o077;
     !inode.headless && inode.is_dir() && inode.uid == 0 && others == 0
 }
 
-/// Adds the root directory if it is missing.
+/// Adds the root directory if it is lost.
 fn add_root(gathered: &mut Gathered) {
     if gathered.find(Ino::ROOT.0).is_none() {
         gathered.inodes.insert(0, directory(Ino::ROOT.0));
     }
 }
 
-/// A directory that the repair will make.
+/// The facts of a directory that the repair will make.
 fn directory(ino: u64) -> Inode {
     Inode {
         ino,
@@ -393,9 +394,9 @@ impl Planner<'_> {
         Ok(next_ino)
     }
 
-    /// The directory lost+found, if only root may enter it. Any other directory of that name is not
-    /// used: a user may have made it to reach the files of other users, which lose the protection
-    /// of their own directories when they move to lost+found.
+    /// The directory lost+found, if only root may enter it. Another directory of that name is not
+    /// used: a user may have made it to reach lost files of other users, which no longer have the
+    /// protection of their former directories.
     fn lost_found(&self, gathered: &Gathered) -> Option<u64> {
         let ino = gathered.lost_found.get(LOST_FOUND)?;
         let inode = &gathered.inodes[gathered.find(*ino)?];
@@ -435,7 +436,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Adds an unlinked file that owns the blocks. Its extents are unwritten: nothing reads them.
+    /// Adds an unlinked file that owns the blocks. Its extents are unwritten, so their bytes are
+    /// never read.
     fn adopt(&mut self, ino: u64, adopted: &[(Extent, u32)]) {
         let mut first = 0;
         for (extent, birth) in adopted {
@@ -540,7 +542,7 @@ impl Planner<'_> {
     }
 }
 
-/// The slots of a directory's entries, including those that are removed.
+/// The slots of all entries of a directory, including removed ones.
 fn taken_slots(gathered: &Gathered, dir: u64) -> BTreeSet<u64> {
     gathered.names.iter().filter(|n| n.dir == dir).map(|n| n.slot).collect()
 }

@@ -31,12 +31,12 @@ use kedge_format::{FileFlags, FileKind, ItemKind, Key};
 /// a split.
 const FILL: usize = NODE_PAYLOAD * 9 / 10;
 
-/// Places for new nodes.
+/// Allocates blocks for new nodes.
 pub(crate) struct Places {
-    /// Blocks that must stay as they are.
+    /// Blocks that must not be overwritten.
     taken: Owned,
-    /// Blocks that should stay as they are: blocks that the old bitmaps mark as owned may belong to
-    /// items that could not be read.
+    /// Blocks to be spared while others are free: the old bitmaps mark them as owned, so they may
+    /// belong to items that could not be read.
     spared: Option<Owned>,
     at: u64,
     data_start: u64,
@@ -49,7 +49,7 @@ impl Places {
         Places { taken, spared, at: data_start, data_start, end }
     }
 
-    /// Keeps new nodes out of these blocks too.
+    /// Excludes more blocks from the allocation of new nodes.
     pub fn avoid(&mut self, blocks: &Owned) {
         self.taken.add(blocks);
     }
@@ -65,7 +65,7 @@ impl Places {
                     return Ok(at);
                 }
             }
-            // Take spared blocks if no others are left.
+            // No other blocks are left, so spared blocks are used.
             if self.spared.take().is_none() {
                 return Err(Error::NoSpace);
             }
@@ -100,11 +100,11 @@ pub(crate) struct Builder<'a> {
     levels: Vec<Level>,
     /// The addresses of the new nodes.
     nodes: Vec<BlockNo>,
-    /// The leaves of the old tree that are leaves of the new one.
+    /// Leaves of the old tree that are also leaves of the new one.
     kept: Vec<NodeRef>,
 }
 
-/// A tree that was built.
+/// The result of building a tree.
 pub(crate) struct Built {
     pub root: Root,
     pub new: Vec<BlockNo>,
@@ -118,7 +118,7 @@ impl<'a> Builder<'a> {
         Builder { uuid: g.uuid, secret: g.log_secret, generation, places, writer, levels, nodes, kept }
     }
 
-    /// Appends a leaf of the old tree, whose lowest key is `low`.
+    /// Appends a leaf of the old tree as it is. `low` is the leaf's lowest key.
     fn leaf(&mut self, low: Key, leaf: &NodeRef) -> Result<()> {
         self.ensure(0);
         if self.levels[0].open {
@@ -144,7 +144,8 @@ impl<'a> Builder<'a> {
         self.add(0, key, value)
     }
 
-    /// Closing a node calls this for the level above; the format's height bounds the recursion.
+    /// Appends an item or child at a level. Closing a node calls this for the level above; the
+    /// format's height bounds the recursion.
     fn add(&mut self, level: usize, key: Key, value: &[u8]) -> Result<()> {
         if level > LEVEL_MAX as usize {
             return Err(Error::NoSpace);
@@ -189,7 +190,7 @@ impl<'a> Builder<'a> {
 
     /// Closes all levels.
     pub fn finish(mut self) -> Result<Built> {
-        // An inner node above one old leaf alone is not needed.
+        // A single kept leaf needs no inner node above it.
         if let [leaf] = self.kept[..]
             && self.nodes.len() == 1
             && !self.levels[0].open
@@ -223,17 +224,17 @@ pub(crate) struct Rebuild<'a> {
     pub leaves: &'a [NodeRef],
     pub plan: &'a Plan<'a>,
     pub repairs: &'a mut Repairs,
-    /// Whether a leaf whose items all stay as they are may be a leaf of the new tree.
+    /// Whether an old leaf may become a leaf of the new tree, if all its items stay unchanged.
     pub keeps: &'a dyn Fn(&NodeRef) -> bool,
 }
 
-/// What becomes of the leaf whose items are being streamed.
+/// The new items of the leaf whose items are being streamed.
 struct Open {
     node: NodeRef,
     first: Key,
-    /// The items of the new tree.
+    /// The items for the new tree.
     items: Vec<(Key, Vec<u8>)>,
-    /// They are the items of the leaf.
+    /// Whether `items` equals the leaf's items.
     same: bool,
 }
 
@@ -294,7 +295,7 @@ impl Rebuild<'_> {
     }
 }
 
-/// Appends the part of one item that the plan keeps.
+/// Appends the parts of one item that the plan keeps.
 fn emit(
     plan: &Plan<'_>,
     repairs: &mut Repairs,

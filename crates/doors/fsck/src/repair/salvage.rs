@@ -23,17 +23,15 @@
 //! 4. All keys of the leaf must lie in one lost range.
 //!
 //! # From a copy of the superblock
-//! A copy may be older than the bitmaps, and the bitmaps may be part of the damage. So without
-//! trustworthy bitmaps all blocks of a group are searched, and leaves that are younger than the
-//! copy are accepted. Most of what rule 1 excludes elsewhere is excluded by one more rule, which
-//! holds for every search:
+//! A copy may be older than the bitmaps, and the bitmaps may be damaged. So in groups without
+//! trustworthy bitmaps all blocks are searched, and leaves younger than the copy are accepted. One
+//! more rule excludes most leaves that rule 1 would exclude. The rule holds for every search:
 //!
-//! 5. A leaf with an extent in blocks that a younger leaf gives to a file is stale. Extents of live
-//!    leaves are disjoint, and a block that was freed is in another live leaf only if that one
-//!    changed later. Extents whose blocks have counts may share them with each other.
+//! 5. A leaf is stale if a younger leaf has an extent with the same blocks. Extents of live leaves
+//!    are disjoint, and a freed block can be in another live leaf only if that leaf changed later.
+//!    Extents whose blocks have counts may share blocks with each other.
 //!
-//! A leaf of deleted files whose blocks nothing has used since is not excluded. Its files come
-//! back.
+//! A leaf of deleted files whose blocks have not been reused is not excluded. Its files reappear.
 //!
 //! The rules do not exclude a stale leaf in the blocks of a file whose own leaf is lost as well.
 
@@ -63,15 +61,14 @@ struct Candidate {
     extents: Vec<ExtentItem>,
 }
 
-/// How many generations a search from a copy of the superblock looks beyond the copy. No image
-/// makes as many checkpoints while none of them writes a copy. An even number, so that it changes
-/// no slot.
+/// How many generations after the copy's a search accepts. No image makes that many checkpoints
+/// without writing a copy. The number is even, so adding it does not change the superblock slot.
 pub(crate) const LATER_THAN_COPY: u64 = 1 << 32;
 
-/// What is searched.
+/// The parameters of a search.
 pub(crate) struct Search<'a> {
     pub source: &'a Source,
-    /// The ranges of keys whose leaves are lost.
+    /// Key ranges whose leaves are lost.
     pub lost: &'a [(Key, Option<Key>)],
     /// Whether the superblock is a copy.
     pub is_restored: bool,
@@ -110,7 +107,7 @@ pub(crate) fn salvage(
         progress(Progress { phase: "salvage", done: group + 1, total: groups });
     }
     candidates.sort_unstable_by_key(|c| (std::cmp::Reverse(c.generation), c.block));
-    // First key to last key of each accepted leaf.
+    // First and last key of each accepted leaf.
     let mut taken: BTreeMap<Key, Key> = BTreeMap::new();
     for c in candidates {
         let before = taken.range(..=c.last).next_back();
@@ -146,7 +143,7 @@ fn note(item: &ExtentItem, data: &mut Owned, counted: &mut Owned) {
     }
 }
 
-/// The blocks of the files whose leaves can be read, and those of them that have counts.
+/// The data blocks of the readable leaves, and those of them that have counts.
 fn data_of(sb: &Superblock, reader: &mut Reader, leaves: &[NodeRef]) -> (Owned, Owned) {
     let groups = sb.geometry.groups();
     let (mut data, mut counted) = (Owned::new(groups), Owned::new(groups));
@@ -156,8 +153,7 @@ fn data_of(sb: &Superblock, reader: &mut Reader, leaves: &[NodeRef]) -> (Owned, 
         }
         Ok(())
     };
-    // A leaf that cannot be read would end the walk early, so unreadable leaves are filtered out
-    // first.
+    // The walk ends at a leaf that cannot be read, so such leaves are removed first.
     let valid: Vec<NodeRef> = {
         let mut valid = Vec::with_capacity(leaves.len());
         reader.stream(
@@ -184,7 +180,8 @@ fn extent_of(g: &Geometry, key: Key, value: &[u8]) -> Option<ExtentItem> {
     item.filter(|item| item.start >= g.data_start && item.extent().end().0 <= g.total_blocks)
 }
 
-/// The addresses in a group where a node could lie. `owned` is `None` if all blocks may be.
+/// The addresses in a group at which a node could be. With `owned` of `None`, all blocks are
+/// considered.
 fn places(g: &Geometry, group: u64, owned: Option<&Owned>, nodes: &Owned, data: &Owned) -> Vec<BlockNo> {
     let from = (group * GROUP_BLOCKS).max(g.data_start.0).next_multiple_of(NODE_BLOCKS);
     let end = ((group + 1) * GROUP_BLOCKS).min(g.total_blocks);

@@ -1,4 +1,4 @@
-//! Counts of shared blocks, made again from the marked extents that stay.
+//! Makes the counts of shared blocks again from the marked extents that stay.
 
 use super::done::{RepairKind, Repairs};
 use crate::report::At;
@@ -14,12 +14,13 @@ pub(crate) type Items = BTreeMap<u64, CountItem>;
 /// The marked extents and the count items of a tree.
 #[derive(Default)]
 pub(crate) struct Shares {
-    /// Where the number of marked extents changes, by how much, and the birth of those that begin.
+    /// Each start or end of a marked extent: the block, the change of the number of extents, and
+    /// the birth.
     changes: Vec<(u64, i64, u32)>,
     items: Vec<(u64, CountItem)>,
 }
 
-/// A run of blocks to which equally many extents refer.
+/// A run of blocks with the same number of marked extents and the same birth.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Run {
     from: u64,
@@ -41,7 +42,8 @@ impl Shares {
         self.items.push((start, item));
     }
 
-    /// Returns the items that are right, and the items to add to them, by first block.
+    /// Compares the count items with the extents. Returns the correct items and the missing ones,
+    /// by first block.
     pub fn settle(mut self, repairs: &mut Repairs) -> (Items, Items) {
         let runs = self.runs();
         let mut stay = Items::new();
@@ -49,7 +51,7 @@ impl Shares {
         for (start, item) in &self.items {
             let end = start + u64::from(item.blocks);
             rest = &rest[rest.partition_point(|run| run.to <= *start)..];
-            // Neighbouring runs differ, so an item that is right lies in one.
+            // Adjacent runs differ, so a correct item is inside one run.
             let right = rest.first().is_some_and(|run| {
                 run.from <= *start && end <= run.to && (run.count, run.birth) == (item.count, item.birth)
             });
@@ -67,7 +69,7 @@ impl Shares {
         for run in runs {
             let mut at = run.from;
             while at < run.to {
-                // An item that is right ends inside the run in which it begins.
+                // A correct item ends inside the run in which it begins.
                 if let Some((_, item)) = kept.next_if(|(start, _)| **start == at) {
                     at += u64::from(item.blocks);
                     continue;
@@ -86,7 +88,7 @@ impl Shares {
         (stay, added)
     }
 
-    /// The runs in ascending order, neighbours with the same values joined.
+    /// Returns the runs in ascending order. Adjacent runs with equal values are joined.
     fn runs(&mut self) -> Vec<Run> {
         self.changes.sort_unstable();
         let mut runs: Vec<Run> = Vec::new();
@@ -105,7 +107,7 @@ impl Shares {
                 from = at;
             }
             count += by;
-            // All extents of a block have one birth, so that of the last one that began is right.
+            // All extents of a block have the same birth, so any of them gives the run's birth.
             if by > 0 {
                 birth = of;
             }

@@ -1,8 +1,8 @@
-//! Counts made from marked extents.
+//! Counts that are made from marked extents.
 
 use super::*;
 
-/// First block, blocks, count and birth.
+/// First block, number of blocks, count and birth.
 type Counts = Vec<(u64, u32, u32, u32)>;
 
 fn settled(extents: &[(u64, u32, u32)], items: &[(u64, u32, u32, u32)]) -> (Vec<u64>, Counts) {
@@ -36,7 +36,7 @@ fn right_counts_stay_as_they_are() {
 fn lost_and_wrong_counts_are_made_again() {
     let extents = [(100, 10, 0), (104, 10, 0), (200, 1, 7)];
     assert_eq!(settled(&extents, &[]).1, [(100, 4, 1, 0), (104, 6, 2, 0), (110, 4, 1, 0), (200, 1, 1, 7)]);
-    // Too high, too low, of no extent, of another birth.
+    // In order: a count without extents, too high, too low, correct, and with a wrong birth.
     let items = [(50, 3, 1, 0), (100, 4, 2, 0), (104, 6, 1, 0), (110, 4, 1, 0), (200, 1, 1, 0)];
     let (stay, added) = settled(&extents, &items);
     assert_eq!((stay, added), (vec![110], vec![(100, 4, 1, 0), (104, 6, 2, 0), (200, 1, 1, 7)]));

@@ -1,21 +1,22 @@
 //! The source of a repair: the newest checkpoint, with as much of the log as possible replayed into
 //! memory.
 //!
-//! # How much of the log
-//! 1. All of it, as a mount would. If the bitmaps on the device are wrong, replay gets bitmaps made
-//!    from what the tree owns: blocks that replay allocates must not be a file's, and a damaged
-//!    bitmap is no reason to lose a log. Before that, the bitmaps on the device are tried: if the
-//!    check then finds nothing, the result is the state that a mount would take.
-//! 2. If that fails: the longest prefix of log writes that replays, found by bisection. The log is
-//!    cut off after a write (zeroed, in memory), and the store replays it as if it ended there.
-//!    Each such end is a state that the image once had. So a record that does not replay is dropped
-//!    with all later records: skipping it alone would make a state that never existed.
-//! 3. If not even the part below the checkpoint's cut can be read: no log write.
+//! # How much of the log is replayed
+//! 1. The whole log, as by a mount. If the bitmaps on the device are wrong, replay uses bitmaps
+//!    made from what the tree owns: blocks that replay allocates must not belong to a file, and a
+//!    damaged bitmap must not cost the log. But before that, replay with the bitmaps on the device
+//!    is tried: if the check of the result finds nothing, that result is used, as by a mount.
+//! 2. If replay fails: the longest prefix of log writes that can be replayed, found by bisection.
+//!    The log is cut off after a write (zeroed, in memory), and the store replays the rest. Each
+//!    such prefix is a state that the image once had. So a record that cannot be replayed is
+//!    dropped with all later records: skipping only that record would make a state that never
+//!    existed.
+//! 3. If even the log below the checkpoint's cut cannot be read: nothing.
 //!
 //! # What else is lost with dropped records
-//! Another file may since have taken a block that a dropped record freed. The bytes of that block
-//! are then not those of the file that owns it in the older state. If a dropped record can still be
-//! read, the blocks that it allocated are *suspect* and become holes ([`super::filter`]). Blocks
+//! After a dropped record has freed a block, another file may have reused it. In the older state
+//! that the repair restores, the block then contains foreign bytes. If a dropped record can still
+//! be read, the blocks that it allocated are *suspect* and become holes ([`super::filter`]). Blocks
 //! that only unreadable records allocated cannot be recognised, because file data has neither
 //! checksums nor the name of its owner. The report says that there may be such blocks
 //! ([`RepairKind::DataUncertain`]).
@@ -63,7 +64,7 @@ impl Source {
         Source { device, sb: sb.clone(), overlay: None, replay: ReplayState::None, given_up: None }
     }
 
-    /// Blocks whose bytes may be another file's.
+    /// Blocks that may contain another file's bytes.
     pub fn suspect(&self) -> Option<&Owned> {
         self.given_up.as_ref().map(|g| &g.suspect)
     }
@@ -199,13 +200,14 @@ struct Attempt<'a> {
     device: &'a Arc<dyn Device>,
     sb: &'a Superblock,
     space: Option<&'a Owned>,
-    /// Hides the other slot, which belongs to another image; the store would refuse both slots.
+    /// Hides the other slot, which belongs to another image: the store would refuse to open the
+    /// device.
     hide_other: bool,
     replay: &'a dyn Replay,
 }
 
 impl Attempt<'_> {
-    /// Replays into a new overlay, up to `end` if given.
+    /// Replays into a new overlay. With `end`, the log is cut off there.
     fn run(&self, end: Option<Lsn>) -> Result<Source> {
         let overlay = Arc::new(Tracked::new(self.device.clone()));
         if let Some(owned) = self.space {
@@ -348,8 +350,8 @@ impl<'a> Ring<'a> {
         Ring { device, geometry, limit, start: from.0, data: Vec::new() }
     }
 
-    /// Returns the complete log write of this image at `at`, which must not lie below an earlier
-    /// call's.
+    /// Returns the complete log write of this image at `at`. `at` must not be below that of an
+    /// earlier call.
     fn write_at(&mut self, at: Lsn) -> Result<Option<(WriteHeader, &[u8])>> {
         let key = self.geometry.log_key();
         let Some(block) = self.bytes(at, BLOCK)? else { return Ok(None) };

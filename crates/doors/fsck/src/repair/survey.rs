@@ -1,4 +1,4 @@
-//! What the extents and counts of a tree say, before any is judged.
+//! Collects the extents and counts of a tree, before any decision about them.
 
 use super::source::Source;
 use crate::owned::Owned;
@@ -10,7 +10,7 @@ use kedge_format::item::ExtentItem;
 use kedge_format::superblock::Geometry;
 use kedge_format::{ItemKind, Key};
 
-/// An extent or a count, and where it is.
+/// An extent or a count item, with its location.
 pub(crate) enum Claim {
     Extent(ExtentItem),
     Count(Extent, CountItem),
@@ -24,7 +24,7 @@ impl Claim {
         }
     }
 
-    /// The claim that an item makes on blocks of the data area.
+    /// Returns the claim that an item makes on blocks of the data area, if it makes one.
     pub fn of(g: &Geometry, key: Key, value: &[u8]) -> Option<Claim> {
         let claim = match ItemKind::from_u8(key.kind)? {
             ItemKind::Extent if key.ino != 0 => Claim::Extent(ExtentItem::decode(value).ok()?),
@@ -55,9 +55,9 @@ pub(crate) fn claims(
     stream_items(&source.sb, reader, leaves, visit, &mut |_, _| {})
 }
 
-/// What the marks and counts of a tree say about each other.
+/// A comparison of the marks with the counts of a tree.
 pub(crate) struct Marks {
-    /// Blocks with a higher count than there are marked extents.
+    /// Blocks whose count exceeds the number of marked extents.
     pub owed: Owned,
     /// Blocks of unmarked extents without a count.
     pub plain: Owned,

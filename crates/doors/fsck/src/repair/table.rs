@@ -2,13 +2,15 @@
 //! are repaired.
 //!
 //! # Decisions
-//! 1. An entry that cannot be decoded is left out, and its tree with it.
-//! 2. A point that an entry names and that is no point, or is not there, is made: an empty tree. It
-//!    owns what the trees below it share.
-//! 3. Points that form a circle are cut apart.
-//! 4. What is being deleted, and points that no tree has, are left out: their space is free.
-//! 5. A tree whose name is lost or is another's, or whose directory is lost, gets a name in the
-//!    lost+found of the first tree or in its root directory.
+//! 1. An entry that cannot be decoded is left out, and so is its tree.
+//! 2. If an entry names a point that does not exist or is of another kind, the point is made: an
+//!    empty tree. It owns the blocks that the trees below it share. A reference to a tree in use is
+//!    removed instead.
+//! 3. Circles of points are cut.
+//! 4. Trees that are being deleted, and points without a tree below them, are left out, which frees
+//!    their space.
+//! 5. A tree without a valid name, or with the name of another tree, or whose directory is lost,
+//!    gets a name in the lost+found of the first tree or in its root directory.
 
 use super::done::{RepairKind, Repairs};
 use crate::report::At;
@@ -21,14 +23,14 @@ use kedge_format::superblock::Superblock;
 use kedge_format::trees::{TREES_MAX, TreeEntry, TreeKind};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The highest birth that an item may keep. Above it there is room for the marks of all trees.
+/// The highest birth that an item may keep. The births above it suffice for the marks of all trees.
 const BIRTH_HIGHEST: u32 = BIRTH_MAX - TREES_MAX;
 
 pub(crate) struct Table {
     pub entries: BTreeMap<u32, TreeEntry>,
-    /// Points whose entries are lost, so that nothing of them can be read.
+    /// Points whose entries are lost, so that none of their nodes can be found.
     pub lost: BTreeSet<u32>,
-    /// The birth of extents that are made after the repair.
+    /// The birth of extents that are made after this repair.
     pub birth: u32,
     /// Trees that need another name.
     pub homeless: BTreeSet<u32>,
@@ -70,7 +72,7 @@ impl Table {
         }
     }
 
-    /// Makes the points that are missing.
+    /// Makes missing points.
     fn points(&mut self, repairs: &mut Repairs) {
         let named: BTreeSet<u32> =
             self.entries.values().map(|entry| entry.point).filter(|p| *p != 0).collect();
@@ -122,7 +124,7 @@ impl Table {
         }
     }
 
-    /// Leaves out what nothing uses.
+    /// Leaves out trees that are being deleted, and points without a tree below them.
     fn leave_out(&mut self, repairs: &mut Repairs) {
         loop {
             let used: BTreeSet<u32> = self.entries.values().map(|entry| entry.point).collect();
@@ -152,7 +154,7 @@ impl Table {
                 self.homeless.insert(*number);
             }
         }
-        // A tree whose way up does not reach the first tree.
+        // Also trees from which the directories above do not lead to the first tree.
         let numbers: Vec<u32> = self.entries.keys().copied().collect();
         let mut ends = BTreeSet::new();
         for start in numbers {
@@ -168,18 +170,18 @@ impl Table {
         }
     }
 
-    /// The trees below a point, or without a point.
+    /// The trees directly below a point. With 0, those without a point.
     pub fn below(&self, point: u32) -> Vec<u32> {
         let of = |(number, entry): (&u32, &TreeEntry)| (entry.point == point).then_some(*number);
         self.entries.iter().filter_map(of).collect()
     }
 
-    /// All trees, each between the steps of its points.
+    /// The walk through all trees: each tree between the steps of its points.
     pub fn steps(&self) -> Vec<Step> {
         steps(&self.entries)
     }
 
-    /// The points above a tree, up to the one that owns blocks of this birth.
+    /// The points above a tree, up to the point that owns blocks of this birth.
     pub fn points_up_to(&self, number: u32, birth: u32) -> Vec<u32> {
         let mut points = Vec::new();
         let mut at = self.entries.get(&number);
@@ -190,8 +192,8 @@ impl Table {
         points
     }
 
-    /// Sets the marks of the trees below a point, which are the same for all. `births` and `nodes`:
-    /// the first birth and generation that are above all that the point has.
+    /// Sets the marks of the trees directly below a point, to the same values for all. `births` and
+    /// `nodes` are the lowest values above everything that the point has.
     pub fn set_marks(
         &mut self,
         point: u32,
@@ -208,7 +210,7 @@ impl Table {
                 *votes.entry((entry.births_below, entry.nodes_below)).or_default() += 1;
             }
         }
-        // The lowest of those that most trees have.
+        // The most frequent marks win; among equally frequent ones, the lowest.
         let most = votes.values().copied().max();
         let chosen = votes.iter().find(|(_, count)| Some(**count) == most);
         let (births, nodes) = chosen.map_or((births, nodes), |(marks, _)| *marks);

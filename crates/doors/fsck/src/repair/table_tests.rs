@@ -1,4 +1,4 @@
-//! Tables of trees that cannot be right.
+//! Tables of trees with impossible entries.
 
 use super::*;
 use kedge_format::superblock::{CheckpointState, TableState};
@@ -78,7 +78,7 @@ fn marks_that_most_trees_have_are_taken() {
         let entry = &table.entries[&number];
         assert_eq!((entry.births_below, entry.nodes_below), (3, Generation(10)), "tree {number}");
     }
-    // None of them is above what the point has.
+    // None of the entries' marks is above what the point has.
     table.set_marks(9, (8, Generation(12)), Generation(20), &mut Repairs::new(8));
     assert_eq!((table.entries[&2].births_below, table.birth), (8, 8));
     assert_eq!(table.points_up_to(2, 1), [9]);

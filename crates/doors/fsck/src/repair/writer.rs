@@ -3,7 +3,7 @@
 use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf, Result};
 use kedge_device::{Device, Io, Op, run_batch};
 
-/// The most blocks of one write (1 MiB) and of all pending writes (16 MiB).
+/// Limits in blocks: for one write (1 MiB), and for all pending writes (16 MiB).
 const WRITE_BLOCKS: usize = 256;
 const PENDING_BLOCKS: usize = 4096;
 

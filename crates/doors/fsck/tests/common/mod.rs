@@ -1,4 +1,4 @@
-//! What the tests of images made by the engine share.
+//! Shared by the tests of images that the engine makes.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use kedge_base::{BLOCK_SIZE, Clock, ManualClock};
@@ -15,7 +15,7 @@ pub fn clock() -> Arc<dyn Clock> {
     Arc::new(ManualClock::default())
 }
 
-/// Opens an image that no background checkpoint changes.
+/// Opens an image without background checkpoints.
 pub fn open(device: Arc<dyn Device>) -> kedgefs::Result<FileSystem> {
     FileSystem::open(device, clock(), MountOptions { async_checkpoint: None, ..MountOptions::default() })
 }
