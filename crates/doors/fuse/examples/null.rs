@@ -3,7 +3,7 @@
 //! the kernel's interface. `null DIR [LOG]` serves the mount on DIR until it is unmounted.
 //!
 //! With LOG, a file, each fsync costs as much as with the smallest possible log: a durable write of
-//! 4 KiB that begins after the call and is shared by all fsyncs that were called before it began.
+//! 4 KiB that begins after the call and serves all fsyncs that were called before it began.
 
 #[path = "../tests/memfs/mod.rs"]
 mod memfs;
@@ -33,7 +33,7 @@ fn main() -> io::Result<()> {
     session.run(fs)
 }
 
-/// One thread writes one block after another, wrapping at the end of the file.
+/// Writes one block after another, from one thread, and wraps around at the end of the file.
 fn group_commit(log: &Path) -> io::Result<OnFsync> {
     let device = FileDevice::open(log, OpenOptions::default()).map_err(Error::other)?;
     let blocks = device.geometry().size / BLOCK_SIZE as u64;

@@ -1,16 +1,17 @@
 //! The FUSE wire format as plain structs, opcodes and flags.
 //!
-//! Integers are in host order. The size of every struct is a multiple of 8 bytes, and an `assert!`
-//! after each checks it. A request is an [`InHeader`], one argument struct, and then names or data.
-//! Only the parts that this server uses are here. The reply to an opcode without a name is ENOSYS,
-//! after which the kernel does without it.
+//! Integers are in host order. An `assert!` after each struct checks its size, which for structs of
+//! the protocol is a multiple of 8 bytes. A request is an [`InHeader`], one argument struct, and
+//! then names or data. Only the types that this server uses are defined here. A request with an
+//! unknown opcode gets ENOSYS, after which the kernel works without that request.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 pub const MAJOR: u32 = 7;
 /// The protocol version of this server; statx is the newest request that it supports.
 pub const MINOR: u32 = 40;
-/// Before 7.23 (Linux 3.15) there is no ctime in SETATTR, and structs have other sizes.
+/// The oldest supported version. Before 7.23 (Linux 3.15) SETATTR has no ctime, and structs have
+/// other sizes.
 pub const MINOR_MIN: u32 = 23;
 /// From 7.44 (Linux 6.16) on the kernel considers an inode found by a file handle stale.
 pub const MINOR_EPOCH: u32 = 44;
@@ -111,7 +112,7 @@ wire!(
     TreeIn = 272 { source: u64, flags: u32, name_len: u32, name_head: [u64; 32] }
 );
 wire!(
-    /// The maxima of a directory; 0 stands for none.
+    /// The maxima of a directory; 0 means no maximum.
     LimitIn = 24 { bytes: u64, files: u64, flags: u32, padding: u32 }
 );
 wire!(IoctlTrimOut = 40 { out: IoctlOut, range: TrimRange });
@@ -171,7 +172,7 @@ opcodes! {
 /// One more than the highest known opcode.
 pub const OPCODES: usize = 54;
 
-/// Flags of INIT, offered by the kernel and taken by the server.
+/// Flags of INIT: offered by the kernel, and accepted by the server.
 pub mod init {
     pub const ASYNC_READ: u32 = 1 << 0;
     pub const ATOMIC_O_TRUNC: u32 = 1 << 3;
@@ -197,15 +198,15 @@ pub mod init {
 /// Flags of INIT from bit 32 on: [`InitInExt::flags2`] and [`InitOut::flags2`].
 pub mod init2 {
     pub const NO_EXPORT_SUPPORT: u32 = 1 << 6;
-    /// The kernel can send requests again ([`super::NOTIFY_RESEND`]). It offers this, and needs no
-    /// reply.
+    /// The kernel supports resending requests ([`super::NOTIFY_RESEND`]). The server need not
+    /// accept this flag.
     pub const HAS_RESEND: u32 = 1 << 7;
     pub const ALLOW_IDMAP: u32 = 1 << 8;
     pub const OVER_IO_URING: u32 = 1 << 9;
 }
 
-/// [`InHeader::uid`] and [`InHeader::gid`] of a request that makes no inode, where idmapped mounts
-/// are permitted.
+/// The value of [`InHeader::uid`] and [`InHeader::gid`] if idmapped mounts are permitted and the
+/// request makes no inode.
 pub const NO_ID: u32 = u32::MAX;
 
 /// [`SetattrIn::valid`].
@@ -222,7 +223,7 @@ pub mod fattr {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
-/// The ioctls that the server carries out, by [`IoctlIn::cmd`].
+/// The ioctls that the server implements, by [`IoctlIn::cmd`].
 pub mod ioctl {
     /// Freezes the file system of an open directory. Its argument points to a `u32`: the seconds
     /// until an automatic thaw; 0 means never.
@@ -255,12 +256,12 @@ pub mod ioctl {
     pub const F2FS_ABORT_ATOMIC_WRITE: u32 = 0xf505;
 }
 
-/// [`TreeIn::flags`]: the fork is a snapshot, in which nothing can be changed.
+/// [`TreeIn::flags`]: the fork is a snapshot, which is read-only.
 pub const TREE_READ_ONLY: u32 = 1 << 0;
-/// [`TreeIn::flags`]: a tree is replaced although it was changed.
+/// [`TreeIn::flags`]: replaces a tree even if it was changed since the fork.
 pub const TREE_FORCE: u32 = 1 << 1;
 
-/// [`LimitIn::flags`]: which maxima are set; the others stay.
+/// [`LimitIn::flags`]: the maxima to set; the others stay unchanged.
 pub const LIMIT_BYTES: u32 = 1 << 0;
 pub const LIMIT_FILES: u32 = 1 << 1;
 
@@ -277,8 +278,8 @@ pub mod fopen {
 pub const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 /// [`OpenIn::open_flags`].
 pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
-/// [`WriteIn::write_flags`]: pages that the kernel writes back from its cache. It ignores a short
-/// count then.
+/// [`WriteIn::write_flags`]: the data is written back from the kernel's cache. The kernel ignores a
+/// short count in the reply.
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// [`WriteIn::write_flags`].
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
@@ -291,8 +292,8 @@ pub const NOTIFY_INVAL_ENTRY: i32 = 3;
 /// [`InvalEntryOut::flags`]: the name is looked up again before it is used. Without the flag the
 /// name is dropped immediately, which for a directory detaches the mounts below it.
 pub const INVAL_EXPIRE_ONLY: u32 = 1 << 0;
-/// An unsolicited message: requests that were received and have no reply are sent again, with
-/// [`UNIQUE_RESEND`].
+/// An unsolicited message: asks the kernel to resend the requests that were received and have no
+/// reply, with [`UNIQUE_RESEND`].
 pub const NOTIFY_RESEND: i32 = 7;
-/// Set in [`InHeader::unique`] of a request that is sent again.
+/// Set in [`InHeader::unique`] of a resent request.
 pub const UNIQUE_RESEND: u64 = 1 << 63;

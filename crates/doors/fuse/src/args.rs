@@ -1,4 +1,4 @@
-//! The arguments of a request.
+//! Parses the arguments of a request.
 //!
 //! Requests come from the kernel, but nothing here trusts them. A truncated argument struct, a name
 //! without its end, or a length beyond the data fails with EINVAL.
@@ -30,7 +30,7 @@ impl<'a> Args<'a> {
         Ok(text)
     }
 
-    /// The name of a directory entry, or `.` and `..`, which only a lookup may name.
+    /// Takes a name, which may be `.` or `..`. Only a lookup may name these two.
     pub(crate) fn name_or_dots(&mut self) -> Answer<&'a [u8]> {
         let name = self.text()?;
         if name.is_empty() || name.contains(&b'/') { Err(EINVAL) } else { Ok(name) }
@@ -41,7 +41,7 @@ impl<'a> Args<'a> {
         if matches!(name, b"." | b"..") { Err(EINVAL) } else { Ok(name) }
     }
 
-    /// Whether the rest of the body is exactly a name and a value of that size.
+    /// Whether the rest of the body is exactly a name and a value of `size` bytes.
     pub(crate) fn is_name_and_value(&self, size: u32) -> bool {
         let name = self.0.iter().position(|&b| b == NAME_END);
         name.is_some_and(|len| len > 0 && self.0.len() - len - 1 == size as usize)

@@ -1,36 +1,35 @@
-//! Atomic writes of programs on a mount, by the ioctls of F2FS that SQLite uses.
+//! Atomic writes for programs on a mount, by the ioctls of F2FS that SQLite uses.
 //!
-//! `F2FS_IOC_START_ATOMIC_WRITE` begins one of the calling thread for the file. What the thread
-//! writes to the file from then on is staged here; `COMMIT` makes it part of the file, durably and
-//! as a whole, and `ABORT` forgets it.
+//! `F2FS_IOC_START_ATOMIC_WRITE` begins an atomic write of the calling thread to a file. What the
+//! thread then writes to the file is staged here. `COMMIT` makes it part of the file, durably and
+//! as a whole. `ABORT` discards it.
 //!
-//! # What others see
-//! Nothing before the commit. The kernel puts written bytes into its page cache before it sends the
-//! WRITE, so a job invalidates these pages. It cannot do that before the reply: the kernel may hold
-//! a lock on a page until then. So for some microseconds another reader may find bytes that are not
-//! committed. SQLite holds its exclusive lock on the database from before the start until after the
-//! commit, so no other SQLite reads then.
+//! # What other readers see
+//! No staged byte before the commit. The kernel puts written bytes into its page cache before it
+//! sends the WRITE, so a job invalidates these pages. The job cannot do that before the reply: the
+//! kernel may hold a lock on a page until then. So for some microseconds another reader may see
+//! uncommitted bytes. SQLite holds its exclusive lock on the database from before the start until
+//! after the commit, so no other SQLite process reads then.
 //!
-//! After the commit the kernel must have no page of before it. The job has invalidated those that
-//! the thread wrote. Only a READ, or a WRITE that is not staged, brings a page back, and the server
-//! notes both until the commit is over ([`Shown`]). If there was one, or if the job has not ended,
-//! the commit invalidates all pages of the atomic write before it replies; an abort does the same.
-//! Otherwise there is nothing to invalidate. That matters because a notification for pages passes
-//! through another process ([`crate::courier`]).
+//! After the commit the kernel must have no page from before it. The job has invalidated the pages
+//! that the thread wrote. Only a READ, or a WRITE that is not staged, can bring a page back, and
+//! the server notes both until the commit is over ([`Shown`]). If there was one, or if the job has
+//! not ended, the commit invalidates all pages of the atomic write before it replies. An abort does
+//! the same. Otherwise nothing needs to be invalidated. This saves time, because a notification for
+//! pages passes through another process ([`crate::courier`]).
 //!
 //! With a writeback cache the kernel keeps written bytes, and an ioctl does not make it send them.
-//! So there are no atomic writes on such a mount: `GET_FEATURES` says so, and SQLite uses its
-//! journal.
+//! So such a mount has no atomic writes: `GET_FEATURES` reports that, and SQLite uses its journal.
 //!
 //! # Ends
-//! The kernel announces no close of a file on most mounts ([`crate::server`]). So an atomic write
-//! belongs to a thread, which is recognised by its directory in /proc ([`crate::task`]): what a
-//! thread that has ended staged is never committed, and forgotten by the next START. A write of
-//! another thread is not staged.
+//! On most mounts the kernel does not report the close of a file ([`crate::server`]). So an atomic
+//! write belongs to a thread, identified by its directory in /proc ([`crate::task`]). What an ended
+//! thread has staged is never committed, and the next START discards it. Writes of other threads
+//! are not staged.
 //!
 //! # Bounds
-//! [`STAGINGS_MAX`] at a time on a mount, each with at most [`AtomicWrite::bytes_max`] bytes. A
-//! WRITE beyond that fails with EFBIG.
+//! A mount has at most [`STAGINGS_MAX`] atomic writes at a time, each with at most
+//! [`AtomicWrite::bytes_max`] bytes. A WRITE beyond that fails with EFBIG.
 
 use crate::abi::{self, InHeader, IoctlFlags, IoctlOut};
 use crate::errno::{Answer, EINVAL, Errno};
@@ -45,19 +44,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// The bit of atomic writes in the result of GET_FEATURES.
+/// The bit for atomic writes in the result of GET_FEATURES.
 const FEATURE_ATOMIC_WRITE: u32 = 0x0004;
-/// Atomic writes that a mount has at a time.
+/// Limit for the atomic writes of a mount at a time.
 const STAGINGS_MAX: usize = 64;
 
-/// At most a page of the kernel, and what [`AtomicWrite`] counts in.
+/// The granularity of invalidations: the unit of [`AtomicWrite`], and not more than a page of the
+/// kernel.
 const PAGE: u64 = BLOCK_SIZE as u64;
 
-/// An atomic write of a thread.
+/// The atomic write of one thread to one file.
 struct Staging {
     tid: u32,
     task: Task,
-    /// `None` while it is committed or forgotten.
+    /// `None` while it is being committed or discarded.
     write: Option<AtomicWrite>,
     shown: Arc<Shown>,
 }
@@ -70,7 +70,7 @@ impl Staging {
     }
 }
 
-/// What the kernel's pages may show of a file while it has an atomic write.
+/// Tracks which pages of a file with an atomic write the kernel may have in its cache.
 pub struct Shown {
     ino: Ino,
     pages: Mutex<ShownPages>,
@@ -80,12 +80,12 @@ pub struct Shown {
 struct ShownPages {
     /// The indexes of pages with staged bytes that no job has begun to invalidate.
     written: BTreeSet<u64>,
-    /// A job for them is queued, or about to be.
+    /// Whether a job for `written` is queued or about to be.
     is_queued: bool,
-    /// Jobs that have begun and not ended.
+    /// The number of jobs that have begun and not ended.
     dropping: usize,
-    /// The kernel may have pages of before the commit: it has sent a READ, or a WRITE that is not
-    /// staged.
+    /// Whether the kernel may have pages from before the commit: it has sent a READ, or a WRITE
+    /// that is not staged.
     has_others: bool,
 }
 
@@ -94,16 +94,16 @@ impl Shown {
         Arc::new(Shown { ino, pages: Mutex::default() })
     }
 
-    /// Notes staged bytes, before the reply to their WRITE. Returns whether the caller must queue a
-    /// job for them.
+    /// Notes staged bytes. Must be called before the reply to their WRITE. Returns whether the
+    /// caller must queue a job for them.
     fn wrote(&self, offset: u64, len: usize) -> bool {
         let mut pages = self.pages.lock();
         pages.written.extend(offset / PAGE..(offset + len as u64).div_ceil(PAGE));
         !std::mem::replace(&mut pages.is_queued, true)
     }
 
-    /// The job: makes the kernel drop the pages that were written so far. If a WRITE among them has
-    /// no reply yet, the kernel waits for it.
+    /// The job: invalidates the pages in `written`. If the WRITE of such a page has no reply yet,
+    /// the kernel waits for the reply.
     pub(crate) fn drop_written(&self, transport: &dyn Transport) {
         let written = {
             let mut pages = self.pages.lock();
@@ -124,7 +124,7 @@ impl Shown {
         self.pages.lock().dropping -= 1;
     }
 
-    /// Whether the kernel has none of the pages that were written.
+    /// Whether the kernel has none of the written pages in its cache.
     fn is_dropped(&self) -> bool {
         let pages = self.pages.lock();
         pages.written.is_empty() && pages.dropping == 0 && !pages.has_others
@@ -139,7 +139,7 @@ impl Shown {
 #[derive(Default)]
 pub(crate) struct Atomics {
     stagings: Mutex<Vec<Staging>>,
-    /// Their number: without any, READs and WRITEs take no lock.
+    /// The length of `stagings`. While it is zero, READs and WRITEs take no lock.
     count: AtomicUsize,
 }
 
@@ -155,13 +155,13 @@ impl Atomics {
         self.count.load(Ordering::Acquire) > 0
     }
 
-    /// Which of the features of F2FS the file has.
+    /// Returns the F2FS features of the file.
     pub(crate) fn features(ops: &impl Ops, header: &InHeader) -> IoctlFlags {
         let can = Task::open(header.pid).is_ok() && ops.atomic(Ino(header.nodeid)).is_ok();
         IoctlFlags { out: IoctlOut::new_zeroed(), flags: if can { FEATURE_ATOMIC_WRITE } else { 0 } }
     }
 
-    /// Begins an atomic write of the caller. One that it has begun before is forgotten.
+    /// Begins an atomic write of the caller. Discards an earlier one of the same thread and file.
     pub(crate) fn start(&self, ops: &impl Ops, header: &InHeader) -> Answer<IoctlOut> {
         let ino = Ino(header.nodeid);
         let task = Task::open(header.pid).map_err(|e| {
@@ -182,13 +182,13 @@ impl Atomics {
         }
         self.count.store(stagings.len(), Ordering::Release);
         drop(stagings);
-        // Without the lock: the end of one may delete a file that has no name any more.
+        // Dropped without the lock: the last reference to an unlinked file may delete the file.
         drop(gone);
         if is_full { Err(Errno(libc::EBUSY)) } else { Ok(IoctlOut::new_zeroed()) }
     }
 
-    /// Stages the bytes of a WRITE, if its caller has an atomic write of the file. `None` if not.
-    /// What it returns is to be queued as a job after the reply.
+    /// Stages the bytes of a WRITE. Returns `None` if the caller has no atomic write of the file.
+    /// If the result contains a [`Shown`], the caller must queue a job for it after the reply.
     pub(crate) fn stage(
         &self,
         header: &InHeader,
@@ -203,8 +203,8 @@ impl Atomics {
         Some(Ok(staging.shown.wrote(offset, data.len()).then(|| staging.shown.clone())))
     }
 
-    /// Notes a READ, or a WRITE that is not staged, before it is carried out: either it finds the
-    /// file as after the commit, or the commit finds the note.
+    /// Notes a READ, or a WRITE that is not staged. Must be called before the request is carried
+    /// out: then the request sees the committed file, or the commit sees the note.
     pub(crate) fn note_other(&self, ino: Ino) {
         if self.is_used() {
             for staging in self.stagings.lock().iter().filter(|staging| staging.shown.ino == ino) {
@@ -213,12 +213,12 @@ impl Atomics {
         }
     }
 
-    /// Whether at most one atomic write is open on this mount.
+    /// Whether the mount has at most one atomic write.
     pub(crate) fn is_single(&self) -> bool {
         self.count.load(Ordering::Acquire) <= 1
     }
 
-    /// Takes the atomic write of the caller, to be committed or forgotten.
+    /// Takes the atomic write of the caller, to be committed or discarded.
     pub(crate) fn take(self: &Arc<Self>, header: &InHeader) -> Answer<Taken> {
         let mut stagings = self.stagings.lock();
         let staging = stagings.iter_mut().find(|staging| staging.is_of(header)).ok_or(EINVAL)?;
@@ -226,7 +226,7 @@ impl Atomics {
         Ok(Taken { write, noted: Noted { atomics: self.clone(), shown: staging.shown.clone() } })
     }
 
-    /// Forgets all of them, at the end of the mount.
+    /// Discards all atomic writes, at the end of the mount.
     pub(crate) fn clear(&self) {
         let gone = std::mem::take(&mut *self.stagings.lock());
         self.count.store(0, Ordering::Release);
@@ -234,13 +234,13 @@ impl Atomics {
     }
 }
 
-/// An atomic write that was taken.
+/// An atomic write that is being committed or discarded.
 pub(crate) struct Taken {
     write: AtomicWrite,
     noted: Noted,
 }
 
-/// Until it is dropped, READs and other WRITEs of the file are noted.
+/// While this lives, READs and other WRITEs of the file are still noted.
 struct Noted {
     atomics: Arc<Atomics>,
     shown: Arc<Shown>,
@@ -254,11 +254,11 @@ impl Drop for Noted {
     }
 }
 
-/// An atomic write that was committed or forgotten, without a reply.
+/// The result of a commit or abort, before its reply.
 pub(crate) struct Ended {
     ino: Ino,
     result: Answer<()>,
-    /// The kernel may have pages of these spans that are not those of the file.
+    /// Ranges of which the kernel may have outdated pages.
     wrong: Vec<Span>,
 }
 
@@ -284,26 +284,26 @@ impl Taken {
 }
 
 impl Ended {
-    /// Whether the reply has to wait until the kernel has dropped pages.
+    /// Whether pages must be invalidated before the reply.
     pub(crate) fn has_pages(&self) -> bool {
         !self.wrong.is_empty()
     }
 
-    /// Makes the kernel drop the pages, and replies.
+    /// Invalidates the pages and the attributes, then replies.
     pub(crate) fn reply(self, transport: &dyn Transport, reply: Reply) {
         for span in self.wrong {
             drop_pages(transport, self.ino, span);
         }
-        // A caller may have asked for size and times since the WRITEs.
+        // The kernel may have cached size and times since the WRITEs.
         invalidate(transport, self.ino, ATTRIBUTES, 0);
         reply.finish(self.result.map(|()| IoctlOut::new_zeroed()));
     }
 }
 
-/// The offset that stands for the attributes alone.
+/// The offset in a notification that invalidates only the attributes.
 const ATTRIBUTES: i64 = -1;
 
-/// Invalidates the pages of a range, and the attributes, in the kernel.
+/// Invalidates a range of pages, and the attributes, in the kernel.
 fn drop_pages(transport: &dyn Transport, ino: Ino, span: Span) {
     let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     invalidate(transport, ino, signed(span.from), signed(span.len));
@@ -312,7 +312,7 @@ fn drop_pages(transport: &dyn Transport, ino: Ino, span: Span) {
 fn invalidate(transport: &dyn Transport, ino: Ino, off: i64, len: i64) {
     let body = abi::InvalInodeOut { ino: ino.0, off, len };
     if let Err(e) = transport.notify(abi::NOTIFY_INVAL_INODE, body.as_bytes()) {
-        // ENOENT: the kernel has forgotten the inode, and its pages with it.
+        // ENOENT means that the kernel has no such inode, and so no pages of it.
         tracing::debug!(ino = ino.0, "not invalidated in the kernel: {e}");
     }
 }

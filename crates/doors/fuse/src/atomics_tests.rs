@@ -26,7 +26,7 @@ fn writes_of_the_thread_that_started_are_staged_and_others_are_not() {
     atomics.start(&fs, &own).expect("started");
     assert!(atomics.is_used());
     let job = atomics.stage(&own, 4096, b"staged").expect("staged").expect("within the bound");
-    assert!(job.is_some(), "its page is to be dropped");
+    assert!(job.is_some(), "the page must be dropped");
     for other in [header(ino, own.pid + 1), header(Ino(ino.0 + 1), own.pid), header(ino, 0)] {
         assert!(atomics.stage(&other, 0, b"other").is_none());
         assert!(atomics.take(&other).is_err());
@@ -50,7 +50,7 @@ fn what_a_thread_left_is_never_committed() {
         };
         scope.spawn(begin).join().expect("the thread")
     });
-    // The scope may end a moment before the thread leaves /proc.
+    // The scope may end before the ended thread has disappeared from /proc.
     while Task::open(left).is_ok() {
         std::thread::yield_now();
     }
@@ -58,7 +58,7 @@ fn what_a_thread_left_is_never_committed() {
     assert!(atomics.stage(&same_number, 0, b"later").is_none());
     assert!(atomics.take(&same_number).is_err());
     atomics.start(&fs, &header(ino, own_tid())).expect("started");
-    assert_eq!(atomics.stagings.lock().len(), 1, "the start forgets what was left");
+    assert_eq!(atomics.stagings.lock().len(), 1, "a start discards those of ended threads");
     assert_eq!(fs.getattr(ino).expect("the file").size, 0);
 }
 
@@ -74,9 +74,9 @@ fn a_second_start_forgets_the_first_and_their_number_is_bounded() {
     }
     let last = header(files[STAGINGS_MAX], own_tid());
     assert_eq!(atomics.start(&fs, &last).map(drop).expect_err("too many"), Errno(libc::EBUSY));
-    atomics.start(&fs, &header(files[0], own_tid())).expect("its place is free");
+    atomics.start(&fs, &header(files[0], own_tid())).expect("a staging is free");
     assert!(atomics.take(&header(files[0], own_tid())).expect("its own").write.is_empty());
-    atomics.start(&fs, &last).expect("a place is free");
+    atomics.start(&fs, &last).expect("a staging is free");
     atomics.clear();
     assert!(!atomics.is_used());
 }
@@ -95,7 +95,7 @@ fn a_caller_that_cannot_be_recognised_gets_no_atomic_write() {
     assert_eq!(dir, Errno(libc::EISDIR));
 }
 
-/// Records the notifications, and sends nothing.
+/// Records notifications without sending them.
 #[derive(Default)]
 struct Wire(Mutex<Vec<(u64, i64, i64)>>);
 
@@ -134,7 +134,7 @@ impl Transport for Wire {
     }
 }
 
-/// What the reply to the end of an atomic write has the kernel drop.
+/// Returns the notifications that the reply sends, and whether the reply must wait for them.
 fn replied(ended: Ended) -> (Vec<(u64, i64, i64)>, bool) {
     let (wire, waits) = (Arc::new(Wire::default()), ended.has_pages());
     let request = Request { header: InHeader::new_zeroed(), body: &[], token: 0 };
@@ -153,17 +153,17 @@ fn a_commit_has_pages_dropped_only_if_the_kernel_may_have_them() {
     let attributes = (ino.0, -1, 0);
     let page = |n: i64, count: i64| (ino.0, n * PAGE as i64, count * PAGE as i64);
 
-    // No READ comes, and the jobs are done: the end has no page to drop.
+    // Without a READ, and after all jobs, commit and abort have no page to invalidate.
     for end in [Taken::commit as fn(Taken) -> Ended, Taken::forget] {
         atomics.start(&fs, &own).expect("started");
         let job = stage(3).expect("a job");
-        assert!(stage(1).is_none() && stage(4).is_none(), "the job that is queued is for these pages too");
+        assert!(stage(1).is_none() && stage(4).is_none(), "the queued job includes these pages");
         job.drop_written(&wire);
         assert_eq!(wire.notified(), [page(1, 1), page(3, 2)]);
         assert_eq!(replied(end(atomics.take(&own).expect("its own"))), (vec![attributes], false));
     }
 
-    // A READ or another WRITE before the commit, or while it is being made.
+    // A READ or another WRITE arrives before the commit or during it.
     for is_late in [false, true] {
         atomics.start(&fs, &own).expect("started");
         stage(1).expect("a job").drop_written(&wire);
@@ -178,7 +178,7 @@ fn a_commit_has_pages_dropped_only_if_the_kernel_may_have_them() {
         assert_eq!(replied(taken.commit()), (vec![page(1, 1), attributes], true));
     }
 
-    // A job that has not begun, or not ended.
+    // The job has not begun, or not ended, at the commit.
     for has_begun in [false, true] {
         atomics.start(&fs, &own).expect("started");
         let job = stage(2).expect("a job");

@@ -1,11 +1,11 @@
-//! The caller, that is the thread whose system call led to the request being served, and its
+//! The caller of a request, which is the thread whose system call caused the request, and its
 //! rights.
 //!
 //! # Rights
 //! Rights are checked as in a file system of the kernel: by effective capabilities in the user
-//! namespace of this process. The caller waits for the reply. It can neither end nor change its
-//! credentials and namespaces meanwhile, so its entry in /proc ([`crate::task`]) is valid until the
-//! reply is sent. Nothing is cached from one request to the next.
+//! namespace of this process. The caller waits for the reply. Until then it can neither end nor
+//! change its credentials and namespaces, so its entry in /proc ([`crate::task`]) is valid until
+//! the reply is sent. Nothing is cached from one request to the next.
 //!
 //! The result is false if the rights cannot be determined:
 //! - a caller without a pid here, from outside this process's pid namespace;
@@ -35,16 +35,16 @@ thread_local! {
     static CALLER: Cell<u32> = const { Cell::new(0) };
 }
 
-/// The thread id, in this process's pid namespace, of the caller of the request that this thread
-/// serves. 0 for the kernel itself (writeback of a mapping) or outside a request. Jobs that are
-/// passed to other threads (the end of an fsync, LSEEK) have no caller there.
+/// The thread id of the caller of the request that this thread serves, in this process's pid
+/// namespace. 0 for the kernel itself (writeback of a mapping), and outside a request. Jobs that
+/// other threads finish (the end of an fsync, LSEEK) have no caller there.
 pub fn caller() -> u32 {
     CALLER.get()
 }
 
-/// Whether the caller of a request, which must not have its reply yet, has a capability over this
-/// process's user namespace. False if that cannot be determined; see the module. Reads /proc, so it
-/// is not for frequent requests.
+/// Whether the caller of a request has a capability over this process's user namespace. The request
+/// must not have its reply yet. False if the rights cannot be determined (see the module). Reads
+/// /proc, so it is too slow for frequent requests.
 pub(crate) fn is_capable(header: &InHeader, capability: Capability) -> bool {
     known(header, |task, status| Ok(status.has(capability) && task.shares(Namespace::User)?))
 }

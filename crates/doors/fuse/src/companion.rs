@@ -1,4 +1,4 @@
-//! The worker that runs on its client's processor. [`crate::placement`] says why and when.
+//! The worker that runs on the processor of its client. [`crate::placement`] explains why and when.
 
 use crate::sys;
 use kedge_base::{Counter, JoinHandle, spawn_named};
@@ -13,29 +13,29 @@ use std::time::Duration;
 /// The nice value of the lowest priority.
 const NICE_MAX: i32 = 19;
 
-/// The companion's thread, as the watcher and the statistics see it.
+/// The companion's thread, as the watcher and the statistics access it.
 #[derive(Debug, Default)]
 pub(crate) struct Companion {
-    /// Thread id; 0: the thread does not run.
+    /// The thread id; 0 while the thread does not run.
     tid: AtomicI32,
-    /// The processor to which it is bound; -1: none.
+    /// The processor to which the thread is bound; -1 for none.
     processor: AtomicI32,
-    /// It receives no more.
+    /// Whether the thread must end.
     ends: AtomicBool,
-    /// Changes of the processor.
+    /// How often the thread was bound to another processor.
     pub(crate) moves: Counter,
-    /// Processors of a client that could not be read.
+    /// How often the processor of a client could not be read.
     pub(crate) unseen: Counter,
 }
 
-/// How a thread has got processors since its start.
+/// The scheduling statistics of a thread since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Standing {
-    /// Its waits for a processor. The kernel adds a wait at its end.
+    /// Total time spent waiting for a processor. The kernel adds a wait when it ends.
     pub(crate) waited: Duration,
-    /// Nanoseconds for which it ran, and how often it got a processor.
+    /// Nanoseconds of running time, and how often the thread got a processor.
     pub(crate) ran: (u64, u64),
-    /// It runs or waits for a processor now.
+    /// Whether the thread runs or waits for a processor now.
     pub(crate) runnable: bool,
 }
 
@@ -48,7 +48,7 @@ impl Companion {
         self.tid.load(Relaxed) != 0
     }
 
-    /// How it has got processors since its start.
+    /// The companion's scheduling statistics since its start.
     pub(crate) fn standing(&self) -> Option<Standing> {
         let dir = format!("/proc/self/task/{}", self.tid.load(Relaxed));
         let [ran, waited, slices] = numbers(&std::fs::read_to_string(format!("{dir}/schedstat")).ok()?)?;
@@ -57,14 +57,14 @@ impl Companion {
         Some(Standing { waited: Duration::from_nanos(waited), ran: (ran, slices), runnable })
     }
 
-    /// The processor to which the companion is not bound, if the process may use two.
+    /// If the process may use exactly two processors: the one to which the companion is not bound.
     fn other_of_two(&self) -> Option<u32> {
         let at = self.processor()?;
         let set = process_set().ok().filter(|set| set.count() == 2)?;
         (0..CpuSet::MAX_CPU as u32).find(|cpu| set.is_set(*cpu as usize) && *cpu != at)
     }
 
-    /// Binds it to processor `to`, if the process may use that one.
+    /// Binds the companion to processor `to`, if the process may use that one.
     fn bind(&self, to: u32) {
         let allowed = process_set().is_ok_and(|set| to < CpuSet::MAX_CPU as u32 && set.is_set(to as usize));
         let Some(tid) = Pid::from_raw(self.tid.load(Relaxed)).filter(|_| allowed) else { return };
@@ -76,7 +76,7 @@ impl Companion {
         }
     }
 
-    /// Lets it run on another processor.
+    /// Moves the companion off its processor.
     pub(crate) fn leave(&self) {
         match self.other_of_two() {
             Some(other) => self.bind(other),
@@ -99,106 +99,111 @@ impl Companion {
         self.release();
     }
 
-    /// Lets it run on every processor, with an ordinary policy if this process may give it.
+    /// Lets the companion run on every processor. Also gives it the ordinary policy, if this
+    /// process may do that.
     pub(crate) fn release(&self) {
         self.unbind();
         let Some(tid) = Pid::from_raw(self.tid.load(Relaxed)) else { return };
-        // Fails only if the thread has ended or the right is missing.
+        // Fails only if the thread has ended or the process lacks the right.
         if let Err(e) = sys::set_policy(tid, libc::SCHED_OTHER) {
             tracing::debug!("the companion keeps its policy: {e}");
         }
     }
 }
 
-/// Numbers in decimal, with spaces between.
+/// Parses decimal numbers separated by blanks.
 fn numbers<const N: usize>(text: &str) -> Option<[u64; N]> {
     let numbers: Vec<u64> = text.split_ascii_whitespace().map_while(|n| n.parse().ok()).collect();
     numbers.try_into().ok()
 }
 
-/// Whether this process may give a thread that has been the companion the ordinary policy again.
+/// Whether this process may give the companion's thread the ordinary policy again.
 ///
-/// The kernel asks for the same right when a thread lowers its nice value to the one it had. A
-/// thread that left `SCHED_IDLE` to try it might wait for a processor meanwhile.
+/// The kernel demands the same right from a thread that lowers its nice value again, so that is
+/// tried. A thread that left `SCHED_IDLE` as a trial might have to wait for a processor first.
 pub(crate) fn may_release() -> bool {
     let lower = || -> rustix::io::Result<bool> {
         let own = Some(rustix::thread::gettid());
         let nice = getpriority_process(own)?;
         setpriority_process(own, nice + 1)?;
         setpriority_process(own, nice)?;
-        // The kernel knows no higher value, so nothing was lowered.
+        // At the highest nice value the kernel ignores the increase, so nothing was lowered.
         Ok(nice < NICE_MAX)
     };
     let tried = spawn_named("kedge-fuse-try", lower).map(JoinHandle::join);
     matches!(tried, Ok(Ok(Ok(true))))
 }
 
-/// The processors on which this process may run: the set of its first thread, which nothing here
-/// changes. So a `taskset -p` of the process counts.
+/// The processors on which this process may run: the set of its first thread, which this crate does
+/// not change. So `taskset -p` of the process has an effect.
 pub(crate) fn process_set() -> std::io::Result<CpuSet> {
     Ok(sched_getaffinity(Some(rustix::process::getpid()))?)
 }
 
-/// What the companion does about its place.
+/// Decides on which processor the companion runs.
 ///
-/// A companion that shares its client's processor does not sleep between two requests: while the
-/// client runs, it is preempted, and when the client sleeps, the next request is there. So short
-/// sleeps in a row mean that the client runs elsewhere. With two processors that is the other one,
-/// and the companion binds itself to it. With more, another thread samples the processor of the
-/// client and binds the companion ([`Sampler`]).
+/// A companion on its client's processor does not sleep between two requests: while the client
+/// runs, the companion is preempted, and when the client sleeps, its next request is there. So
+/// consecutive short sleeps mean that the client runs elsewhere. With two processors the client is
+/// on the other one, to which the companion then binds itself. With more, another thread samples
+/// the processor of the client and binds the companion ([`Sampler`]).
 ///
-/// The companion itself reads no file of its client in `/proc`. The kernel holds the lock that
-/// `/proc/TID/stat` needs while a process executes a program, also while it closes the descriptors
-/// that are closed by that, and such a close may wait for requests to the mount. The companion
-/// would wait for a client that waits for the companion. The sampler may wait: the companion
-/// serves, so the client goes on and releases the lock.
+/// The companion itself reads no file of its client in `/proc`. While a process executes a program,
+/// the kernel holds a lock that reading `/proc/TID/stat` needs. It also holds the lock while it
+/// closes the process's close-on-exec descriptors, and such a close may wait for requests to the
+/// mount. Then the companion would wait for a client that waits for the companion. The sampler may
+/// wait: the companion goes on serving, so the client continues and the lock is released.
 pub(crate) struct Follower<'a> {
     companion: &'a Companion,
-    /// Clients for the sampler. It has room for one: while a sample waits, none is requested.
+    /// Sends clients to the sampler. The channel has room for one: while a sample waits, no other
+    /// is requested.
     clients: SyncSender<u32>,
-    /// When a sample was requested last.
+    /// The time of the last request for a sample.
     sampled: Duration,
-    /// Requests since then.
+    /// Requests served since `sampled`.
     served: u32,
-    /// Begin of the sleep before the next request, if there was one.
+    /// The begin of the present sleep, if the companion sleeps.
     asleep: Option<Duration>,
-    /// Short sleeps before requests in a row.
+    /// Consecutive requests that each followed a short sleep.
     sleeps: u32,
-    /// Requests in a row without a sleep.
+    /// Consecutive requests without a sleep.
     awake: u32,
-    /// The companion does not change to the other processor before.
+    /// The companion stays on its processor until this time.
     stays: Duration,
-    /// For how long it stays after the next change. Doubles with each change that did not end the
-    /// sleeps.
+    /// How long the companion stays after the next change. Doubles with each change, until the
+    /// sleeps end.
     stay: Duration,
 }
 
 impl<'a> Follower<'a> {
-    /// Short sleeps in a row after which the client is likely to run elsewhere.
+    /// Consecutive short sleeps after which the client probably runs elsewhere.
     const SLEEPS: u32 = 2;
-    /// Two wake-ups on other processors and a short computation of the client. A client that
-    /// waits for a device or a timer mostly needs longer.
+    /// A sleep below this is short: the time of two wake-ups on other processors and a short
+    /// computation of the client. If a client waits for a device or a timer, the sleep is usually
+    /// longer.
     const SLEEP_SHORT: Duration = Duration::from_micros(200);
-    /// Requests without a sleep that show that a change was right.
+    /// Consecutive requests without a sleep that prove a change right.
     const AWAKE: u32 = 32;
     const STAY_MIN: Duration = Duration::from_micros(100);
     const STAY_MAX: Duration = Duration::from_millis(100);
-    /// Requests after which the processor is read in any case.
+    /// Requests after which a sample is requested even without sleeps.
     const SERVED: u32 = 1024;
-    /// A sample wakes a thread and takes some microseconds.
+    /// The least time between two samples, each of which wakes a thread and takes some
+    /// microseconds.
     const SAMPLE_MIN: Duration = Duration::from_millis(1);
 
-    /// Makes the calling thread the companion, and starts its sampler. An error: the thread must
-    /// not serve.
+    /// Makes the calling thread the companion, and starts its sampler. After an error the thread
+    /// must not serve.
     ///
-    /// The thread keeps the ordinary policy until it receives ([`Follower::begins`]). It makes its
-    /// buffers first, which takes the lock of the address space. Where programs compute on all
-    /// processors, a thread of `SCHED_IDLE` would hold that lock for seconds, and the first
+    /// The thread keeps the ordinary policy until it receives ([`Follower::begins`]), because it
+    /// first allocates its buffers under the lock of the address space. If programs compute on all
+    /// processors, a thread with `SCHED_IDLE` could hold that lock for seconds, and the first
     /// requests of the mount, or the end of a killed server, would wait for it.
     pub(crate) fn new(companion: &'a Arc<Companion>) -> std::io::Result<Follower<'a>> {
         let (clients, wanted) = sync_channel(1);
         let mut sampler = Sampler { companion: companion.clone(), other: None };
-        // Not joined, because it may wait for a client. It ends with the channel.
+        // Not joined, because the sampler may wait for a client. It ends when the channel is
+        // dropped.
         spawn_named("kedge-fuse-cpu", move || wanted.iter().for_each(|client| sampler.sample(client)))?;
         companion.processor.store(-1, Relaxed);
         companion.tid.store(rustix::thread::gettid().as_raw_nonzero().get(), Relaxed);
@@ -211,9 +216,9 @@ impl<'a> Follower<'a> {
         Follower { companion, clients, sampled, served: 0, asleep: None, sleeps: 0, awake: 0, stays, stay }
     }
 
-    /// The companion receives from now on.
+    /// Must be called when the companion begins to receive.
     pub(crate) fn begins(&mut self) {
-        // It has not received before, or the watcher has given it another policy.
+        // Set again, because the watcher may have given the thread the ordinary policy.
         if let Err(e) = sys::set_policy(rustix::thread::gettid(), libc::SCHED_IDLE) {
             tracing::debug!("the companion's policy: {e}");
         }
@@ -224,12 +229,12 @@ impl<'a> Follower<'a> {
         self.sampled = Duration::ZERO;
     }
 
-    /// The companion sleeps from `now` until the next request.
+    /// Notes that the companion sleeps from `now` until the next request.
     pub(crate) fn slept(&mut self, now: Duration) {
         self.asleep = Some(now);
     }
 
-    /// A request of thread `client` arrived.
+    /// Notes a request of thread `client`.
     pub(crate) fn received(&mut self, client: u32, now: impl Fn() -> Duration) {
         self.served += 1;
         match self.asleep.take() {
@@ -255,7 +260,7 @@ impl<'a> Follower<'a> {
         self.sleeps = if short { self.sleeps + 1 } else { 0 };
     }
 
-    /// Changes to the other one of two processors, or requests a sample.
+    /// Binds the companion to the other of two processors, or requests a sample.
     fn follow(&mut self, client: u32, now: Duration) {
         if self.sleeps >= Self::SLEEPS
             && let Some(other) = self.companion.other_of_two()
@@ -272,7 +277,7 @@ impl<'a> Follower<'a> {
             return;
         }
         (self.sampled, self.served, self.sleeps) = (now, 0, 0);
-        // If the last sample still waits, this one is left out.
+        // If the last request for a sample is still pending, this one is dropped.
         let _left_out = self.clients.try_send(client);
     }
 }
@@ -286,7 +291,7 @@ impl Drop for Follower<'_> {
 /// Reads the processor of a client, and binds the companion to it.
 struct Sampler {
     companion: Arc<Companion>,
-    /// The processor that the last sample found, if the companion is not bound to it.
+    /// The processor that the last sample found, unless the companion is bound to it.
     other: Option<u32>,
 }
 
@@ -299,15 +304,15 @@ impl Sampler {
         if self.companion.processor() == Some(at) {
             self.other = None;
         } else if self.other.replace(at) == Some(at) || self.companion.processor().is_none() {
-            // Two samples in a row: one may be of a client among many.
+            // Only if two consecutive samples agree: a single one may be of one client among many.
             self.other = None;
             self.companion.bind(at);
         }
     }
 }
 
-/// The processor on which a thread runs or ran last. `None`: there is no such thread, or this
-/// process may not know. 0 stands for a thread of another pid namespace.
+/// The processor on which a thread runs or last ran. `None` if there is no such thread or this
+/// process may not read its state. `thread` is 0 for threads of other pid namespaces.
 fn processor_of(thread: u32) -> Option<u32> {
     if thread == 0 {
         return None;
@@ -315,7 +320,8 @@ fn processor_of(thread: u32) -> Option<u32> {
     processor_in(&std::fs::read_to_string(format!("/proc/{thread}/stat")).ok()?)
 }
 
-/// Field 39 of proc_pid_stat(5). The second field is a name in brackets that may hold anything.
+/// Parses field 39 of proc_pid_stat(5). The second field is a name in brackets and may contain any
+/// bytes.
 fn processor_in(stat: &str) -> Option<u32> {
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_ascii_whitespace().nth(36)?.parse().ok()

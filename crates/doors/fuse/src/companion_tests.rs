@@ -5,7 +5,7 @@ use std::sync::mpsc::channel;
 fn the_processor_is_field_39_whatever_the_name_is() {
     let fields: Vec<String> = (3..=52).map(|field| field.to_string()).collect();
     let stat = format!("17 (a b) c) R (x) {}", fields[1..].join(" "));
-    // The third field is a state; the last bracket may be anywhere in the name alone.
+    // The name, up to the last bracket, may contain what looks like other fields.
     assert_eq!(processor_in(&stat.replace(" R (x) ", " R ")), Some(39));
     assert_eq!(processor_in("17 (name) R 1 2"), None);
     assert_eq!(processor_in(""), None);
@@ -13,7 +13,7 @@ fn the_processor_is_field_39_whatever_the_name_is() {
     assert!(processor_of(rustix::thread::gettid().as_raw_nonzero().get() as u32).is_some());
 }
 
-/// Runs `body` in a thread of its own, whose policy and processors it may change.
+/// Runs `body` on a new thread, whose policy and processors it may change.
 fn in_a_thread(body: impl FnOnce(&Arc<Companion>) + Send + 'static) {
     spawn_named("companion", move || body(&Arc::default())).unwrap().join().unwrap();
 }
@@ -35,10 +35,10 @@ fn it_goes_to_the_processor_on_which_its_client_is() {
         let first = (0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
         let last = (0..CpuSet::MAX_CPU).rfind(|cpu| allowed.is_set(*cpu)).unwrap();
         let mut follower = Follower::new(companion).unwrap();
-        assert_eq!(own_policy(), libc::SCHED_OTHER, "until it receives");
+        assert_eq!(own_policy(), libc::SCHED_OTHER, "the policy until the first turn");
         follower.begins();
         assert_eq!(own_policy(), libc::SCHED_IDLE);
-        // A client that stays on one processor until it is sent to another.
+        // The client stays on one processor until the test sends it to another.
         let (go, gone) = channel::<usize>();
         let (tell, told) = channel();
         let client = kedge_base::spawn_named("client", move || {
@@ -83,7 +83,7 @@ fn a_client_that_cannot_be_seen_moves_nothing() {
     });
 }
 
-/// The sampler may wait for the client as long as the client waits for the companion.
+/// Requests are served while the sampler waits for the client.
 #[test]
 fn requests_go_on_while_a_sample_waits() {
     in_a_thread(|companion| {
@@ -93,7 +93,7 @@ fn requests_go_on_while_a_sample_waits() {
             follower.served = Follower::SERVED;
             follower.received(7, || Follower::SAMPLE_MIN * round);
         }
-        assert_eq!(waits.try_iter().count(), 1, "one is requested, the others are left out");
+        assert_eq!(waits.try_iter().count(), 1, "one sample is pending, others are dropped");
     });
 }
 
@@ -112,8 +112,8 @@ fn its_waits_for_a_processor_can_be_read() {
     assert!(!companion.is_there());
 }
 
-/// With two processors a companion that sleeps between its client's requests changes to the other
-/// one by itself.
+/// With two processors, a companion that sleeps between its client's requests binds itself to the
+/// other one.
 #[test]
 fn short_sleeps_lead_it_to_the_other_of_two_processors() {
     let allowed = own_set();
@@ -145,7 +145,7 @@ fn short_sleeps_lead_it_to_the_other_of_two_processors() {
         (0..Follower::AWAKE).for_each(|_| request(&mut follower, None));
         (0..2).for_each(|_| request(&mut follower, Some(short)));
         assert_eq!(companion.processor(), Some(first), "the client went back");
-        // Neither processor ends the sleeps.
+        // On neither processor do the sleeps end.
         let before = companion.moves.get();
         (0..10_000).for_each(|_| request(&mut follower, Some(short)));
         let moves = companion.moves.get() - before;
@@ -153,7 +153,7 @@ fn short_sleeps_lead_it_to_the_other_of_two_processors() {
     });
 }
 
-/// The right is what CAP_SYS_NICE gives: the thread that tries it is not the one that needs it.
+/// CAP_SYS_NICE gives the right. A helper thread tries it, so that the companion need not.
 #[test]
 fn the_right_to_release_the_companion_is_found_without_using_it() {
     in_a_thread(|_| {

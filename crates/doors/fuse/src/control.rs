@@ -1,9 +1,9 @@
 //! The control interface of a mount: its state as xattrs of the root directory, and the ioctls for
 //! shutdown and trim.
 //!
-//! Every user can read `system.kedgefs.stats`, `.info` and `.pid`. They take no space in the image
-//! and are not listed. Setting `system.kedgefs.options` changes options, and setting
-//! `system.kedgefs.size` makes the image larger.
+//! Every user can read `system.kedgefs.stats`, `.info` and `.pid`. These attributes take no space
+//! in the image and are not listed. Setting `system.kedgefs.options` changes options, and setting
+//! `system.kedgefs.size` makes the image larger or smaller.
 
 use crate::abi::{self, InHeader};
 use crate::caller;
@@ -21,12 +21,12 @@ pub const XATTR_PREFIX: &[u8] = b"system.kedgefs.";
 /// Setting this attribute to a comma-separated list changes options of the mount.
 pub const XATTR_OPTIONS: &[u8] = b"system.kedgefs.options";
 
-/// Setting this attribute to a number of bytes makes the image larger; an empty value stands for
-/// the size that its device has.
+/// Setting this attribute to a number of bytes makes the image larger or smaller. An empty value
+/// means the size of its device.
 pub const XATTR_SIZE: &[u8] = b"system.kedgefs.size";
 
-/// The pid of the serving process. Any file has this attribute, so that it can be read on a mount
-/// of a part of the file system (`mount --bind`).
+/// The pid of the serving process. Every file has this attribute, so that it can also be read on a
+/// bind mount of a subdirectory.
 pub const XATTR_PID: &[u8] = b"system.kedgefs.pid";
 
 /// Permits a caller with CAP_SYS_ADMIN, which the kernel demands for such calls, and the ordinary
@@ -63,11 +63,11 @@ const SHUTDOWN_DEFAULT: u32 = 0;
 const SHUTDOWN_LOGFLUSH: u32 = 1;
 const SHUTDOWN_NOLOGFLUSH: u32 = 2;
 
-/// Shuts the file system down in the way that the flag at the caller's address `arg` says.
+/// Shuts the file system down in the mode that the flag at the caller's address `arg` selects.
 ///
-/// The ioctl's number declares the flag as output, so the kernel does not send it. It is read from
-/// the caller's memory. If that is not permitted, the shutdown does not flush the log, the
-/// strongest kind.
+/// The ioctl's number declares the flag as output, so the kernel does not send it, and it is read
+/// from the caller's memory. If that is not permitted, the shutdown does not flush the log, which
+/// is the strictest mode.
 pub fn shutdown(ops: &impl Ops, header: &InHeader, arg: u64) -> Answer<()> {
     check_owner(header)?;
     let flag = read_u32(header.pid, arg).unwrap_or_else(|e| {
@@ -103,7 +103,8 @@ fn read_u32(tid: u32, address: u64) -> std::io::Result<u32> {
     Ok(u32::from_ne_bytes(bytes))
 }
 
-/// The JSON object `object` with more members. A text that is not an object is left out and logged.
+/// Adds members to the JSON object `object`. If `object` is not valid, its own members are left out
+/// and a warning is logged.
 pub fn with_members(object: &str, more: impl IntoIterator<Item = (&'static str, Value)>) -> String {
     let mut members: Map<String, Value> = serde_json::from_str(object).unwrap_or_else(|e| {
         tracing::warn!("state of the file system is not a JSON object: {e}");

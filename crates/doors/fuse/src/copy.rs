@@ -1,13 +1,13 @@
 //! COPY_FILE_RANGE: files of the mount share blocks instead of being copied.
 //!
-//! The kernel has written the dirty pages of both ranges before it sends the request, and drops
-//! those of the target afterwards. What cannot be shared is refused with EOPNOTSUPP, after which
-//! the kernel copies it through its page cache, as if there were no such request.
+//! Before the kernel sends the request, it has written the dirty pages of both ranges. Afterwards
+//! it drops the target's pages. Ranges that cannot be shared are refused with EOPNOTSUPP, after
+//! which the kernel copies them through its page cache, as if the request did not exist.
 //!
 //! # Durability
 //! The request does not say whether the target is open with O_SYNC, and the kernel sends no FSYNC
-//! after it. So the reply waits until the clone is durable. That takes one force of the log, which
-//! copying a few blocks does not: therefore short ranges are refused.
+//! after it. So the reply waits until the clone is durable, which takes one force of the log.
+//! Copying a few blocks takes none, so short ranges are refused.
 
 use crate::abi::{CopyFileRange64Out, CopyFileRangeIn, WriteOut};
 use crate::args::Args;
@@ -22,13 +22,13 @@ use kedgefs::Ino;
 use zerocopy::FromZeros;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Shorter ranges are copied.
+/// The least length that is shared. The kernel copies shorter ranges.
 const SHARED_MIN: u64 = 64 << 10;
-/// The most that one reply can say: the size of a WRITE is a number of 32 bits.
+/// The longest range that one reply can report: the size in a WRITE reply has 32 bits.
 const REPLY_MAX: u64 = u32::MAX as u64 / BLOCK * BLOCK;
 
 impl<O: Ops> Server<O> {
-    /// `wide`: the reply has a size of 64 bits.
+    /// Serves COPY_FILE_RANGE. `wide` means that the reply's size has 64 bits.
     pub(crate) fn copy_range(&self, request: &Request<'_>, args: &mut Args<'_>, reply: Reply, wide: bool) {
         let cloned = args.take::<CopyFileRangeIn>().and_then(|asked| {
             let len = if wide { asked.len } else { asked.len.min(REPLY_MAX) };
@@ -52,7 +52,7 @@ impl<O: Ops> Server<O> {
         );
     }
 
-    /// Clones what can be shared of the range, from its start on. Returns its length.
+    /// Clones the range from its start as far as blocks can be shared. Returns the cloned length.
     fn share(&self, request: &Request<'_>, asked: &CopyFileRangeIn) -> Answer<u64> {
         const COPY: Errno = Errno(libc::EOPNOTSUPP);
         if !self.options.reflink {
@@ -71,7 +71,7 @@ impl<O: Ops> Server<O> {
         if !aligned || len < SHARED_MIN {
             return Err(COPY);
         }
-        // The kernel sends no kill flag with this request.
+        // Set-id bits are cleared here, because the kernel sends no kill flag with this request.
         if self.options.handle_killpriv {
             let applies = || !caller::is_capable(&request.header, Capability::Fsetid);
             self.drop_privilege(&to, &request.header, false, applies)?;

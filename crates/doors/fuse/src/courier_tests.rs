@@ -15,7 +15,7 @@ fn only_what_the_kernel_may_wait_for_is_passed_on() {
     assert!(!may_wait(abi::NOTIFY_RESEND, &[]));
 }
 
-/// This program, that of the tests, ends when it is started as a courier.
+/// The test program ends at once if it is started as a courier.
 #[test]
 fn where_no_courier_works_the_server_sends() {
     let connection: OwnedFd = File::open("/dev/null").unwrap().into();

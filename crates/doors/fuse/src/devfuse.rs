@@ -1,13 +1,15 @@
 //! The transport over `/dev/fuse`: one read per request, one gathering write per reply.
 //!
-//! Each worker has a channel of its own (a cloned descriptor) if it can get one. The kernel then
-//! looks up an answered request only among those of that channel. A rootless mount has its
-//! descriptor from fusermount3 and may not open `/dev/fuse`, so its workers share one channel.
+//! Each worker has its own channel (a cloned descriptor) if possible. When a reply arrives, the
+//! kernel then searches only the requests of that channel. A rootless mount has its descriptor from
+//! fusermount3 and may not open `/dev/fuse`, so its workers share one channel.
 //!
-//! A server that hands its mount over stops receiving while the connection goes on: it rings a
-//! bell, an eventfd beside the connection, that wakes the workers in poll(2).
+//! A server that hands its mount over stops receiving, but the connection continues. To wake its
+//! workers, which sleep in poll(2), it signals a *bell*: an eventfd polled together with the
+//! connection.
 //!
-//! The descriptors do not block. A worker that finds nothing polls, or sleeps in poll(2).
+//! The descriptors are non-blocking. A worker that finds no request polls again, or sleeps in
+//! poll(2).
 
 use crate::courier::Courier;
 use crate::sys;
@@ -20,23 +22,24 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use zerocopy::IntoBytes;
 
-/// Parts of a reply, the header included.
+/// The most parts of a reply, including the header.
 const PARTS_MAX: usize = 4;
 
 pub struct DevFuse {
-    /// At least one; worker `w` uses channel `w % len`.
+    /// One or more channels; worker `w` uses channel `w % len`.
     channels: Vec<OwnedFd>,
     workers: RangeInclusive<usize>,
-    /// `None` if the connection ends with this server.
+    /// Wakes sleeping workers when the server stops; `None` if the connection ends with this
+    /// server.
     bell: Option<OwnedFd>,
     stopped: AtomicBool,
-    /// `None`: this process sends all notifications.
+    /// Sends notifications that may wait; `None` if this process sends all of them.
     courier: Option<Courier>,
 }
 
 impl DevFuse {
-    /// Serves the connection of `fd`, which a mount has taken, with at least as many workers as
-    /// `workers` begins with.
+    /// Serves the connection of `fd`, which belongs to a mount, with at least `workers.start()`
+    /// workers.
     pub fn new(fd: OwnedFd, workers: RangeInclusive<usize>, clone: bool) -> DevFuse {
         let mut channels = vec![fd];
         while clone && channels.len() < *workers.start() {
@@ -51,7 +54,7 @@ impl DevFuse {
         for channel in &channels {
             let set = fcntl_getfl(channel).and_then(|flags| fcntl_setfl(channel, flags | OFlags::NONBLOCK));
             if let Err(e) = set {
-                // `receive` waits then. That disables polling, but no request is lost.
+                // Then `receive` blocks. The worker cannot poll, but no request is lost.
                 tracing::warn!("reads from /dev/fuse wait: {e}");
             }
         }
@@ -61,12 +64,12 @@ impl DevFuse {
     /// Serves the connection of `fd`, which all workers share, until it ends or is stopped.
     pub(crate) fn stoppable(fd: OwnedFd, workers: RangeInclusive<usize>) -> io::Result<DevFuse> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        // If the connection outlives this server, a channel of its own would end with its server,
-        // and its requests with it.
+        // The workers share one channel. A cloned channel would end with this server, and so would
+        // the requests received on it, although the connection continues with the next server.
         Ok(DevFuse { bell: Some(bell), ..DevFuse::new(fd, workers, false) })
     }
 
-    /// Has a courier send the notifications that may wait.
+    /// Sets the courier that sends notifications which may wait.
     pub(crate) fn with(self, courier: Option<Courier>) -> DevFuse {
         DevFuse { courier, ..self }
     }
@@ -85,7 +88,7 @@ impl DevFuse {
             *slice = IoSlice::new(part);
         }
         let sent = rustix::io::writev(&self.channels[channel], &slices[..=parts.len()])?;
-        // The kernel accepts a whole message or refuses it.
+        // The kernel accepts a message completely or not at all.
         debug_assert_eq!(sent, header.len as usize);
         Ok(())
     }
@@ -128,7 +131,7 @@ impl Transport for DevFuse {
     }
 
     fn wait(&self, worker: usize) -> io::Result<()> {
-        // An ended connection is ready, with an error that `receive` will see.
+        // An ended connection is readable too; `receive` then returns the error.
         let channel = &self.channels[worker % self.channels.len()];
         let bell = self.bell.as_ref().unwrap_or(channel);
         let mut both = [PollFd::new(channel, PollFlags::IN), PollFd::new(bell, PollFlags::IN)];
@@ -142,7 +145,7 @@ impl Transport for DevFuse {
     fn stop(&self) {
         let Some(bell) = &self.bell else { return };
         self.stopped.store(true, SeqCst);
-        // The bell is never read, so it stays ready for each worker that looks at it later.
+        // The eventfd is never read, so it wakes each worker that polls it later.
         if let Err(e) = rustix::io::write(bell, &1u64.to_ne_bytes()) {
             tracing::error!("workers that wait for a request do not see the end: {e}");
         }
@@ -150,7 +153,7 @@ impl Transport for DevFuse {
 
     fn has_request(&self) -> bool {
         let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: 0 };
-        // All channels read from one queue.
+        // All channels read from the same queue, so any of them can be polled.
         poll(&mut [PollFd::new(&self.channels[0], PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
     }
 

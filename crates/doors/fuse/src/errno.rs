@@ -1,4 +1,4 @@
-//! The outcome of a request: a value, or an error number for the caller.
+//! The result of a request: a value, or an error number for the caller.
 
 /// A positive error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

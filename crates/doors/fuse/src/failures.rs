@@ -1,14 +1,14 @@
 //! Counts requests that failed, by operation and errno, and logs them at level debug.
 //!
-//! A lookup of a name that does not exist is no failure, because the kernel gets a negative entry.
-//! ENOSYS is no failure either, because the kernel then does without that request.
+//! A lookup of a missing name is no failure, because the kernel gets a negative entry. ENOSYS is no
+//! failure either, because the kernel then works without that request.
 
 use crate::abi::op_name;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Operations and errnos are few, so the map is bounded. Only failures take its lock.
+/// The numbers of operations and errnos bound the map. Only failures take its lock.
 #[derive(Debug, Default)]
 pub struct Failures(Mutex<BTreeMap<(u32, i32), u64>>);
 

@@ -1,6 +1,6 @@
-//! The ioctls of chattr(1) and lsattr(1). The kernel sends them only for files and directories,
-//! after checking for CAP_LINUX_IMMUTABLE if immutable or append-only changes, else for the owner.
-//! Kernels before 5.13 did not check, so on these the flags cannot be set.
+//! The ioctls of chattr(1) and lsattr(1). The kernel sends them only for files and directories. It
+//! first checks for CAP_LINUX_IMMUTABLE if immutable or append-only changes, and otherwise for the
+//! owner. Kernels before 5.13 did not check, so with these the flags cannot be set.
 
 use crate::abi::{self, IoctlOut};
 use crate::errno::{Answer, Errno};
@@ -43,7 +43,7 @@ pub fn asked(flags: u32) -> Answer<FileFlags> {
     FileFlags::from_bits(flags).ok_or(Errno(libc::EOPNOTSUPP))
 }
 
-/// The flags that FSSETXATTR sets. Extent size hints and projects are not supported. The flag that
+/// The flags that FSSETXATTR sets. Extent size hints and projects are not supported. A flag that
 /// `struct fsxattr` cannot express stays as it is.
 pub fn asked_of_fsxattr(ops: &impl Ops, ino: Ino, set: abi::Fsxattr) -> Answer<FileFlags> {
     if (set.extsize, set.projid, set.cowextsize) != (0, 0, 0) {

@@ -1,21 +1,20 @@
-//! The thread that freezes and thaws a mount, and serves the changes that waited in between.
+//! The thread that freezes and thaws a mount, and serves the changes that were parked in between.
 //!
-//! The thread is none of the workers, because a freeze waits for changes that workers are making.
+//! The thread is not a worker, because a freeze waits for changes that workers are making.
 //! [`crate::parking`] keeps the requests until the thaw.
 //!
-//! # A program that is killed
+//! # If a caller is killed
 //! The kernel sends INTERRUPT once when a waiting thread gets a signal. A thread that is being
 //! killed gets EINTR, and its change is not made, so that its process can end before the thaw.
-//! After any other signal the thread goes on waiting, as on file systems of the kernel: few
+//! After any other signal the thread continues to wait, as on file systems of the kernel: few
 //! programs expect EINTR from a rename. A thread that this process cannot see in /proc (another pid
 //! namespace, `hidepid`) counts as killed by any signal, because it might never end otherwise. But
-//! without a /proc of its own pid namespace this process sees no other process, and assumes that
+//! if this process has no /proc of its own pid namespace, it sees no other process and assumes that
 //! all callers are alive. As long as an interrupted request is parked, the thread checks repeatedly
 //! whether the caller is being killed. An INTERRUPT may overtake its request on the way to the
-//! gate; so for a while the thread also keeps INTERRUPTs whose request it does not find.
+//! gate, so the thread also keeps INTERRUPTs without a request for a while.
 //!
-//! Writes from the kernel's cache have no caller, so a thread that waits for such a write cannot be
-//! killed.
+//! The kernel's writeback has no caller, so a thread that waits for it cannot be killed.
 
 use crate::abi;
 use crate::errno::{Answer, Errno};
@@ -32,16 +31,15 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use zerocopy::FromZeros;
 
-/// The interval at which the thread checks whether the callers of interrupted requests are being
-/// killed.
+/// How often the thread checks whether callers of interrupted requests are being killed.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// The delay until an automatic thaw is retried that found no space on the image's host.
+/// The delay after which an automatic thaw is retried if the image's host had no space.
 const THAW_AGAIN: Duration = Duration::from_secs(1);
 
-/// Whether thread `tid` is about to end: a fatal signal, even one for another thread of its
-/// process, is pending as SIGKILL. A thread that cannot be seen counts as killed, because it may be
-/// and there is no later check. If `proc` is not the /proc of this process's pid namespace, its
-/// numbers name other threads, and all callers count as alive.
+/// Whether thread `tid` is being killed: for a fatal signal, even one to another thread of its
+/// process, SIGKILL is pending. A thread that cannot be seen counts as killed: it may be, and there
+/// is no later check. If `proc` is not the /proc of this process's pid namespace, its numbers
+/// belong to other threads, and all callers count as alive.
 fn is_killed(proc: &Path, tid: u32) -> bool {
     const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
     if !shows_our_pids(proc) {
@@ -55,18 +53,18 @@ fn is_killed(proc: &Path, tid: u32) -> bool {
     pending.fold(0, |all, set| all | set) & SIGKILL != 0
 }
 
-/// Whether `proc` is the /proc of this process's pid namespace: it lists this process under its own
+/// Whether `proc` is the /proc of this process's pid namespace: it has this process under its own
 /// pid.
 fn shows_our_pids(proc: &Path) -> bool {
     let own = std::fs::read_link(proc.join("self"));
     own.is_ok_and(|own| own.as_os_str() == std::process::id().to_string().as_str())
 }
 
-/// The body of the thread: carries out jobs until the mount has ended.
+/// The body of the thread. Returns when the mount has ended.
 pub(crate) fn serve<O: Ops>(server: &Weak<Server<O>>, ops: &Arc<O>, jobs: &Receiver<Job>) {
     become_io_flusher();
     let clock = SystemClock::default();
-    // Replies to changes are short.
+    // One block suffices, because replies to changes are short.
     let mut out = IoBuf::zeroed(1);
     let kept = || server.upgrade().and_then(|server| server.kept.clone());
     let left = kept().and_then(|kept| kept.area.frozen()?.left);
@@ -111,16 +109,15 @@ pub(crate) fn serve<O: Ops>(server: &Weak<Server<O>>, ops: &Arc<O>, jobs: &Recei
     }
 }
 
-/// The timed work of the thread, done when it has no jobs. Timers matter only during a freeze, when
-/// changes are parked, so the queue of jobs soon becomes empty.
+/// Timed work of the thread, which runs when there are no jobs. Timers are set only during a
+/// freeze. Changes are parked then, so the queue of jobs soon becomes empty.
 #[derive(Default)]
 struct Timers {
     /// The time at which the freeze ends.
     thaw: Option<Duration>,
     /// The time of the next check of the callers of interrupted requests, if there are any.
     look: Option<Duration>,
-    /// Requests to whose callers a signal was sent, with the number of checks that did not find the
-    /// request.
+    /// The interrupted requests, with the number of checks that found no parked request.
     interrupted: BTreeMap<u64, u32>,
 }
 
@@ -134,7 +131,7 @@ impl Timers {
         if self.thaw.take_if(|at| *at <= now).is_some() {
             tracing::warn!("the time of the freeze is over");
             let kept = server.upgrade().and_then(|server| server.kept.clone());
-            // A server that leaves waits for the thaw.
+            // A server that is being replaced waits for this thaw.
             let _owed = kept.as_ref().map(|kept| kept.owe(None));
             if let Err(e) = thaw(ops, kept.as_deref(), None) {
                 // EINVAL means that a program that links the library has thawed the file system.
@@ -156,21 +153,22 @@ impl Timers {
     }
 }
 
-/// When a freeze was made.
+/// Which server made a freeze.
 enum Freezes {
     Now,
-    /// By a server that died before its reply.
+    /// An earlier server, which died before it replied.
     Before,
 }
 
-/// Freezes for `left`, and has the next server go on with it.
+/// Freezes for `left`, and notes the freeze for the next server.
 fn freeze<O: Ops>(ops: &O, kept: Option<&Kept>, unique: u64, left: Option<Duration>) -> Answer<Freezes> {
     if kept.is_some_and(|kept| kept.area.has_changed_freeze(unique, true)) {
         return Ok(Freezes::Before);
     }
     attempt(ops, O::freeze)?;
     let Some(kept) = kept else { return Ok(Freezes::Now) };
-    // What the journal holds is durable, and the next server could not make it again.
+    // Changes that the journal has noted are durable by now. The next server could not redo them
+    // while the file system is frozen.
     if let Err(errno) = kept.journal.barrier() {
         attempt(ops, O::thaw)?;
         return Err(Errno(errno));
@@ -180,7 +178,7 @@ fn freeze<O: Ops>(ops: &O, kept: Option<&Kept>, unique: u64, left: Option<Durati
     Ok(Freezes::Now)
 }
 
-/// Thaws for a request, or because the time of the freeze is over.
+/// Thaws for a request, or because the freeze's time limit has passed.
 fn thaw<O: Ops>(ops: &O, kept: Option<&Kept>, unique: Option<u64>) -> Answer<()> {
     let Some((kept, frozen)) = kept.and_then(|kept| Some((kept, kept.area.frozen()?))) else {
         let again = kept.zip(unique).is_some_and(|(kept, u)| kept.area.has_changed_freeze(u, false));
@@ -194,8 +192,8 @@ fn thaw<O: Ops>(ops: &O, kept: Option<&Kept>, unique: Option<u64>) -> Answer<()>
     })
 }
 
-/// Runs a freeze or thaw. A panic shuts the file system down, as in a worker. The thread goes on,
-/// or every later thaw would wait forever.
+/// Runs a freeze or thaw. A panic shuts the file system down, as in a worker. The thread continues,
+/// because every later thaw would wait forever otherwise.
 fn attempt<O: Ops>(ops: &O, run: impl FnOnce(&O) -> kedgefs::Result<()>) -> Answer<()> {
     let ran = without_panic("freeze or thaw", || Ok(run(ops)));
     ran.unwrap_or_else(|panic| {

@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use std::thread::JoinHandle;
 use zerocopy::IntoBytes;
 
-/// Records the replies: unique and error.
+/// Records the replies as unique and error.
 #[derive(Default)]
 struct Wire {
     replies: Mutex<Vec<(u64, i32)>>,
@@ -58,7 +58,7 @@ impl Wire {
     }
 }
 
-/// A server whose only worker is the test's thread, and the thread for parked requests.
+/// A server whose only worker is the test's thread, with the thread for parked requests.
 struct Bench {
     wire: Arc<Wire>,
     fs: FileSystem,
@@ -101,7 +101,7 @@ impl Bench {
         self.send_as(0, opcode, nodeid, body)
     }
 
-    /// Sends a request as the thread `pid`.
+    /// Sends a request whose caller is thread `pid`.
     fn send_as(&mut self, pid: u32, opcode: u32, nodeid: u64, body: &[u8]) -> u64 {
         self.unique += 1;
         let len = 40 + body.len() as u32;
@@ -128,7 +128,7 @@ impl Bench {
         replies[0].1
     }
 
-    /// Sends an ioctl as a user who neither serves the mount nor is root.
+    /// Sends an ioctl as a user who is neither root nor the user serving the mount.
     fn ioctl_as_stranger(&mut self, cmd: u32) -> i32 {
         let asked = abi::IoctlIn { cmd, ..abi::IoctlIn::new_zeroed() };
         let body = [asked.as_bytes(), &[0; 4]].concat();
@@ -144,7 +144,7 @@ impl Bench {
         self.ioctl(ioctl::FREEZE, &seconds.to_ne_bytes())
     }
 
-    /// Waits until no request is parked. A reply is sent a little before its request is dropped.
+    /// Waits until no request is parked. The reply is sent slightly before the request is dropped.
     fn nothing_parked(&self) {
         while self.server().parking.as_ref().unwrap().bytes() > 0 {
             std::thread::yield_now();
@@ -161,7 +161,7 @@ impl Bench {
     }
 }
 
-/// The only worker parks any number of changes and still serves all other requests.
+/// The only worker parks any number of changes, and still serves all other requests.
 #[test]
 fn more_writers_than_workers_wait_while_reads_and_the_thaw_go_on() {
     const WRITES: u64 = 200;
@@ -214,8 +214,8 @@ fn more_writers_than_workers_wait_while_reads_and_the_thaw_go_on() {
     bench.end();
 }
 
-/// Every kind of request, and whether it waits for a thaw. If the arguments decide, both cases are
-/// listed.
+/// Every kind of request, and whether it waits for a thaw. If that depends on the arguments, both
+/// cases are listed.
 fn requests() -> Vec<(String, u32, Vec<u8>, bool)> {
     const CHANGES: [u32; 17] = [
         op::SETATTR,
@@ -259,7 +259,7 @@ fn requests() -> Vec<(String, u32, Vec<u8>, bool)> {
         (of_ioctl(ioctl::THAW), false),
     ];
     let told = told.into_iter().map(|((what, opcode, body), waits)| (what, opcode, body, waits));
-    // One opcode more than those that are known.
+    // Includes one opcode that is not known.
     let opcodes = (0..=abi::OPCODES as u32).filter(|opcode| !matches!(*opcode, op::OPEN | op::IOCTL));
     let of_opcode = |opcode: u32| {
         let waits = CHANGES.contains(&opcode);
@@ -268,7 +268,7 @@ fn requests() -> Vec<(String, u32, Vec<u8>, bool)> {
     told.chain(opcodes.map(of_opcode)).collect()
 }
 
-/// A change that is not recognised would block a worker at the gate of the file system.
+/// A change that is not recognised as one would block a worker at the gate of the file system.
 #[test]
 fn changes_and_nothing_else_wait_for_the_thaw() {
     for no_open in [true, false] {
@@ -276,7 +276,7 @@ fn changes_and_nothing_else_wait_for_the_thaw() {
         assert_eq!(bench.freeze(0), 0);
         let mut waiting = Vec::new();
         for (what, opcode, body, waits) in requests() {
-            // Without opens these two requests are refused.
+            // With `no_open` these two requests are refused.
             let waits = waits && !(no_open && matches!(opcode, op::CREATE | op::OPEN));
             let header = InHeader { opcode, nodeid: Ino::ROOT.0, ..InHeader::new_zeroed() };
             let is_change = bench.server().is_change(&Request { header, body: &body, token: 0 });
@@ -312,7 +312,7 @@ fn what_waits_is_bounded_but_for_the_kernels_cache() {
     bench.end();
 }
 
-/// A small request is always parked, because each waiting thread has only one.
+/// A small request is always parked, because each waiting thread has only one of them.
 #[test]
 fn small_requests_always_find_room() {
     let mut bench = Bench::new(100);
@@ -327,9 +327,9 @@ fn small_requests_always_find_room() {
     bench.end();
 }
 
-/// A thread that is being killed gets EINTR, and its change is not made, even if the INTERRUPT
-/// arrives before the request. All other threads go on waiting, and an interrupt whose request is
-/// never parked is forgotten.
+/// A thread that is being killed gets EINTR and its change is not made, even if the INTERRUPT
+/// arrives before the request. Other threads continue to wait. An INTERRUPT whose request is never
+/// parked is forgotten.
 #[test]
 fn an_interrupted_change_of_the_killed_is_given_up() {
     let mut bench = Bench::new(PARKED_MAX);
@@ -361,7 +361,7 @@ fn an_interrupted_change_of_the_killed_is_given_up() {
     bench.end();
 }
 
-/// The numbers in a /proc of another pid namespace name other processes.
+/// In a /proc of another pid namespace the numbers belong to other processes.
 #[test]
 fn a_foreign_proc_tells_of_no_caller_that_it_is_killed() {
     let foreign = tempfile::tempdir().unwrap();
@@ -379,12 +379,12 @@ fn a_freeze_with_a_time_ends_by_itself() {
     let write = bench.write(0, b"x", 0);
     assert_eq!(bench.wire.take(1), [(write, 0)]);
     assert!(bench.fs.frozen_since().is_none());
-    // An earlier thaw also cancels the time limit.
+    // A thaw also cancels the time limit of the freeze.
     assert_eq!((bench.freeze(3600), bench.ioctl(ioctl::THAW, &[]), bench.freeze(0)), (0, 0, 0));
     bench.end();
 }
 
-/// A clock whose sleeps take no time.
+/// A clock whose sleeps return at once.
 #[derive(Default)]
 struct Restless(ManualClock);
 
@@ -425,7 +425,7 @@ fn a_freeze_with_a_time_ends_when_the_host_has_space() {
     assert!(timers.thaw.is_none() && fs.frozen_since().is_none());
 }
 
-/// At the end of the mount parked requests fail, and the image stays unchanged.
+/// At the end of the mount, parked requests fail and the image stays unchanged.
 #[test]
 fn the_end_of_the_mount_answers_what_waits() {
     let mut bench = Bench::new(PARKED_MAX);

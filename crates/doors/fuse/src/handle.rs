@@ -1,5 +1,5 @@
-//! The way of a request from a worker to its dispatch: the request is counted, its caller is noted,
-//! a change that finds the file system frozen is parked, and a panic shuts the file system down.
+//! The path of a request from a worker to its dispatch. The request is counted and its caller
+//! noted; a change is parked while the file system is frozen; a panic shuts the file system down.
 
 use crate::abi::{self, ioctl, op, op_name};
 use crate::args::Args;
@@ -14,21 +14,21 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 impl<O: Ops> Server<O> {
-    /// Serves one request, or passes it to the thread that will. `out` is scratch space of one
-    /// worker.
+    /// Serves one request, or passes it to the thread that serves it. `out` is a scratch buffer of
+    /// the worker.
     ///
-    /// A panic below is a broken invariant of the engine. Nothing may be written any more, but the
-    /// mount must go on replying, or every process that accesses it hangs.
+    /// A panic below means a broken invariant of the engine. Nothing may be written any more, but
+    /// the mount must continue to reply: otherwise every process that accesses it hangs.
     pub fn handle(&self, request: &Request<'_>, out: &mut IoBuf) {
         let reply = self.accept(request);
         tracing::trace!(op = op_name(request.header.opcode), node = request.header.nodeid, "request");
         self.answer(request, reply, out);
     }
 
-    /// [`Server::handle`] of a request whose reply is made.
+    /// Like [`Server::handle`], with a reply that exists already.
     pub(crate) fn answer(&self, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {
         let opcode = request.header.opcode;
-        // The reply is sent with EIO when the stack unwinds over it.
+        // When a panic unwinds the stack, the reply's destructor sends EIO.
         let dispatch = || with_caller(request.header.pid, || self.serve(request, reply, out));
         if catch_unwind(AssertUnwindSafe(dispatch)).is_err() {
             tracing::error!(
@@ -37,7 +37,7 @@ impl<O: Ops> Server<O> {
                 "panic: shutting the file system down"
             );
             if self.kept.is_some() {
-                // Another server takes this one's place.
+                // The keeper starts another server.
                 std::process::abort();
             }
             match catch_unwind(AssertUnwindSafe(|| self.ops.shutdown(false))) {
@@ -57,15 +57,15 @@ impl<O: Ops> Server<O> {
         self.unless_frozen(request, reply, |reply| self.dispatch(request, reply, out));
     }
 
-    /// Serves a request now, or parks it for the thread if it has to wait for a thaw.
+    /// Serves a request now. If it has to wait for a thaw, parks it instead.
     pub(crate) fn unless_frozen(&self, request: &Request<'_>, reply: Reply, mut serve: impl FnMut(Reply)) {
         let Some(parking) = self.parking.as_ref().filter(|_| self.is_change(request)) else {
             return serve(reply);
         };
         let (reply, refused) = (Cell::new(Some(reply)), Cell::new(None));
-        let mut now = || serve(reply.take().expect("one of the two takes it"));
+        let mut now = || serve(reply.take().expect("either `now` or `park` uses the reply"));
         let mut later = || {
-            let parked = parking.park(request, reply.take().expect("one of the two takes it"));
+            let parked = parking.park(request, reply.take().expect("either `now` or `park` uses the reply"));
             parked.unwrap_or_else(|reply| {
                 refused.set(Some(reply));
                 None
@@ -77,8 +77,8 @@ impl<O: Ops> Server<O> {
         }
     }
 
-    /// Whether a request changes the file system. `dispatch` refuses requests that cannot be
-    /// parsed.
+    /// Whether a request changes the file system. False for requests that cannot be parsed, which
+    /// `dispatch` refuses.
     pub(crate) fn is_change(&self, request: &Request<'_>) -> bool {
         let mut args = Args::new(request.body);
         match request.header.opcode {

@@ -1,14 +1,15 @@
-//! The policy by which the receiver returns its turn before it waits.
+//! Decides whether the receiver returns its turn before it waits.
 //!
 //! Returning the turn wakes a worker. That is useless if no request arrives before the wait is
-//! over: with one client, and with many that write one file, because the kernel holds the file's
-//! lock across FSYNC. The woken worker then only delays the device write that the client waits for.
+//! over. So it is with one client, and with many clients that write one file, because the kernel
+//! holds the file's lock across FSYNC. The woken worker then only delays the device write for which
+//! the client waits.
 //!
-//! So after many short waits in a row during which no request arrived, the receiver keeps its turn.
-//! It returns the turn again after the first wait that was not short, or that delayed a request. A
-//! wait has delayed a request if the receiver finds one immediately after its reply, and if another
-//! thread sent it than the one that gets the reply. So about one wait in [`IN_A_ROW`] delays a
-//! request, and the watcher of [`crate::pool`] bounds the delay.
+//! So after many consecutive short waits during which no request arrived, the receiver keeps its
+//! turn. It returns the turn again after the first wait that was not short or that delayed a
+//! request. A wait has delayed a request if the receiver finds a request immediately after its
+//! reply, and that request is from another thread than the one that gets the reply. So about one
+//! wait in [`IN_A_ROW`] delays a request, and the watcher of [`crate::pool`] bounds the delay.
 
 use std::cell::RefCell;
 use std::sync::atomic::AtomicU32;
@@ -17,11 +18,13 @@ use std::time::Duration;
 
 /// Consecutive useless hand-offs after which the receiver keeps its turn.
 const IN_A_ROW: u32 = 16;
-/// A wait below this is short: it may delay other requests. Some writes of a fast device.
+/// A wait below this is short, so that it may delay other requests: the time of some writes of a
+/// fast device.
 const SHORT: Duration = Duration::from_micros(500);
 
-/// Longer than it takes to send a reply and read the next request. A request that is found later
-/// may come from a thread that waited for the thread that got the reply, for example for a lock.
+/// Slightly more than the time to send a reply and read the next request. A request that is found
+/// later may be a consequence of the reply: its thread may have waited for the thread that got the
+/// reply, for example for a lock.
 const AT_ONCE: Duration = Duration::from_micros(15);
 
 /// A time, and the number of requests received before it.
@@ -35,9 +38,9 @@ pub(crate) struct Moment {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
     pub(crate) began: Moment,
-    /// Just before the reply.
+    /// The moment just before the reply; `None` if there was no reply.
     pub(crate) ended: Option<Moment>,
-    /// The turn was kept.
+    /// Whether the receiver kept its turn.
     pub(crate) kept: bool,
 }
 
@@ -45,12 +48,12 @@ thread_local! {
     static BEFORE_ANSWERS: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
 }
 
-/// Sets what the calling thread does just before each reply that it sends.
+/// Sets a function that the calling thread calls just before each reply that it sends.
 pub(crate) fn before_answers(call: impl Fn() + 'static) {
     BEFORE_ANSWERS.set(Some(Box::new(call)));
 }
 
-/// The calling thread is about to send a reply.
+/// Must be called before the calling thread sends a reply.
 pub(crate) fn answering() {
     BEFORE_ANSWERS.with_borrow(|call| {
         if let Some(call) = call {
@@ -59,7 +62,7 @@ pub(crate) fn answering() {
     });
 }
 
-/// How many of the last hand-offs were useless.
+/// The number of consecutive useless hand-offs.
 #[derive(Default)]
 pub(crate) struct HandOff {
     useless: AtomicU32,
@@ -70,9 +73,9 @@ impl HandOff {
         self.useless.load(Relaxed) >= IN_A_ROW
     }
 
-    /// Records a wait that is over. `looked` is the present: the reply is sent and, if the turn was
-    /// kept, the receiver has read the next request. `another`: that request is from another thread
-    /// than the one that got the reply.
+    /// Records a wait that is over. `looked` is the present moment: the reply is sent and, if the
+    /// turn was kept, the receiver has read the next request. `another` means that the next request
+    /// is from another thread than the one that got the reply.
     pub(crate) fn learn(&self, wait: Wait, looked: Moment, another: bool) {
         let ended = wait.ended.unwrap_or(looked);
         let short = ended.at.saturating_sub(wait.began.at) < SHORT;

@@ -2,8 +2,8 @@ use super::*;
 
 const QUICK: Duration = Duration::from_micros(80);
 
-/// A wait during which `came` requests were received, if the turn was passed on, and `another` was
-/// found after it, if not.
+/// Records a wait. `came` is the number of requests received during it if the turn was passed on;
+/// `another` applies if the turn was kept.
 fn wait_and_look(handoff: &HandOff, took: Duration, came: u64, another: bool, until_look: Duration) {
     let began = Moment { at: QUICK, received: 7 };
     let ended = Moment { at: QUICK + took, received: 7 + came };
@@ -38,12 +38,12 @@ fn a_turn_is_kept_while_nobody_comes() {
 fn what_comes_after_the_answer_did_not_wait() {
     let handoff = HandOff::default();
     for _ in 0..IN_A_ROW {
-        // Another worker received it.
+        // Another worker received the request.
         wait_and_look(&handoff, QUICK, 0, true, Duration::ZERO);
     }
     assert!(handoff.keeps());
     wait_and_look(&handoff, QUICK, 0, true, AT_ONCE);
-    assert!(handoff.keeps(), "of one who waited for the thread that was answered");
+    assert!(handoff.keeps(), "a later request may follow from the reply");
     wait_and_look(&handoff, QUICK, 0, true, AT_ONCE / 2);
     assert!(!handoff.keeps());
 }

@@ -1,4 +1,4 @@
-//! Mounts of ordinary users, which the set-user-id program fusermount3 makes and ends.
+//! Mounts of ordinary users: the set-user-id program fusermount3 makes and ends them.
 
 use crate::mount_error::MountError;
 use crate::mountinfo::SUBTYPE;
@@ -57,8 +57,8 @@ pub(crate) fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     })
 }
 
-/// The helper reports a device that it cannot open only in words, so the open is tried again here
-/// for its errno.
+/// The helper reports a device that it cannot open only as text. So this opens the device again to
+/// get the errno.
 fn without_device(e: MountError) -> MountError {
     match &e {
         MountError::Helper(text) if text.contains("/dev/fuse") || text.contains("fuse device") => {
@@ -71,9 +71,9 @@ fn without_device(e: MountError) -> MountError {
     }
 }
 
-/// Runs fusermount3. It sends the descriptor that it opens over `socket`, which it gets as its
-/// standard input: any other descriptor would have to be inheritable, and every child that another
-/// thread starts meanwhile would inherit it too.
+/// Runs fusermount3. It sends the descriptor that it opens over `socket`, which is its standard
+/// input. Any other descriptor would have to be inheritable, and then every child that another
+/// thread starts at the same time would inherit it too.
 fn run_helper(args: &[&str], dir: &Path, socket: Option<OwnedFd>) -> Result<(), MountError> {
     for helper in HELPERS {
         let mut command = Command::new(helper);

@@ -5,28 +5,28 @@
 //! mount, helper, unmount      making and ending mounts; `helper` runs fusermount3
 //! loopdev, mountinfo          the block device of a mount, and the mount table
 //! limits                      limits of the kernel that a mount's server lifts
-//! session, pool, handoff      the threads of one mount, and which of them receives
+//! session, pool, handoff      the threads of one mount, and the choice of the receiving one
 //! placement, companion        a receiver on its client's processor
 //! devfuse                     requests from /dev/fuse      (under the trait in `transport`)
 //! uring                       requests from rings of io_uring
 //! courier                     a process for notifications for which the kernel may wait
 //! server                      the state of one mount's server, and what INIT negotiates
-//! handle, dispatch            request → call → reply       (over the trait in `ops`)
+//! handle, dispatch            from request to call to reply    (over the trait in `ops`)
 //! args, errno                 parsed arguments, and errors
 //! settle                      requests that need dirty pages written first
 //! control, flags              control xattrs and ioctls; the ioctls of chattr(1)
 //! trees                       forks, deletions and the list of trees
 //! tree_limits                 limits of directory trees
-//! status                      reports a mount's state when no worker is free; its socket
-//! private, peer               the directory of sockets, and the process at their other end
+//! status                      a socket that reports a mount's state when no worker is free
+//! private, peer               the directory of sockets, and the process at the other end of one
 //! one_tree                    one tree of a file system as a whole mount
-//! notify                      notifies the kernel of changes made without it
-//! keep, takeover              a server that another one replaces when it dies
+//! notify                      notifies the kernel of changes that bypass it
+//! keep, takeover              notes of a server for the one that replaces it when it dies
 //! parking, freeze             changes that wait for a thaw, and the thread that serves them
 //! failures                    counts requests that failed
 //! caller, task                the thread that made a request, and its rights
 //! abi                         the wire format
-//! sys                         the system calls without a safe wrapper: all `unsafe`, but for the
+//! sys                         system calls without a safe wrapper: all `unsafe`, except for the
 //!                             mapping in `keep::words` and the rings in `uring`
 //! ```
 #![deny(unsafe_code)]

@@ -1,13 +1,13 @@
-//! Limits of the kernel that stand in the way of a mount's server.
+//! Lifts limits of the kernel that slow a mount's server down.
 
 use crate::{abi, mountinfo};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Lifts the kernel's strict limit on the dirty pages of an untrusted server: one per cent of the
-/// pages that other file systems may dirty, which makes a stream of writes three times slower. It
-/// is no error if this is not permitted or not supported. [`become_io_flusher`] makes it safe to
-/// lift the limit.
+/// Lifts the kernel's strict limit on the dirty pages of an untrusted server. The limit is one per
+/// cent of the pages that other file systems may dirty, which makes a stream of writes three times
+/// slower. It is no error if lifting it is not permitted or not supported. [`become_io_flusher`]
+/// makes lifting it safe.
 ///
 /// Also raises the read-ahead to the size of the largest READ; the default of 128 KiB would split
 /// it into eight requests. The kernel uses the smaller value of this and the server's reply to
@@ -26,9 +26,9 @@ pub(crate) fn raise_limits(dir: &Path) {
 
 /// Marks this thread, and threads that it starts from now on, as writing dirty pages
 /// (PR_SET_IO_FLUSHER): their memory allocations must not wait for pages that they have to write
-/// themselves. The workers of a mount do this themselves; a program that serves a mount calls it
-/// before it opens the file system. It needs CAP_SYS_RESOURCE. Without that capability the kernel's
-/// strict limit on dirty pages, which only root can lift, prevents the deadlock.
+/// themselves. The workers of a mount call this; a program that serves a mount calls it before it
+/// opens the file system. It needs CAP_SYS_RESOURCE. Without that capability the kernel's strict
+/// limit on dirty pages, which only root can lift, prevents the deadlock.
 pub fn become_io_flusher() {
     if let Err(e) = rustix::process::configure_io_flusher_behavior(true) {
         tracing::debug!("not an IO flusher: {e}");

@@ -1,16 +1,17 @@
 //! Makes mounts.
 //!
 //! The kernel treats two kinds of mounts differently:
-//! - **Privileged**: `fuseblk` on a block device: the image itself if it is a block device, else a
-//!   loop device attached to the image. sync(2) and syncfs(2) reach the server, and umount(2)
-//!   returns only when the server has closed the file system. The loop device only identifies the
-//!   mount: the file system does all IO on the image itself. The kernel never writes through the
-//!   loop device, so the device is never dirty. It is detached with the mount (autoclear).
+//! - **Privileged**: `fuseblk` on a block device: the image itself if it is a block device,
+//!   otherwise a loop device attached to the image. sync(2) and syncfs(2) reach the server, and
+//!   umount(2) returns only when the server has closed the file system. The loop device only
+//!   identifies the mount: the file system does all IO on the image itself. The kernel never writes
+//!   through the loop device, so the device is never dirty. It is detached when the mount ends
+//!   (autoclear).
 //! - **Plain**: `fuse`, for any user. Root mounts it directly, other users through the set-user-id
 //!   helper fusermount3. sync(2) does not reach the server, and umount(2) returns before the server
 //!   has closed the file system.
 //!
-//! Root gets a privileged mount if possible, else a plain mount: a container may have no loop
+//! Root gets a privileged mount if possible, otherwise a plain mount: a container may have no loop
 //! device, and in a user namespace the kernel accepts no block device at all.
 
 use crate::courier::Courier;
@@ -42,7 +43,7 @@ pub fn mount(image: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedS
     session(fd, mount, options)
 }
 
-/// As [`mount`], for a keeper, which passes the connection to one server after another
+/// Like [`mount`], for a keeper, which passes the connection to one server after another
 /// ([`MountedSession::kept`]).
 pub fn make_for_keeper(
     image: &Path,
@@ -57,9 +58,9 @@ pub fn make_for_keeper(
 fn make(image: &Path, dir: &Path, options: &FuseOptions) -> Result<(OwnedFd, MountPoint), MountError> {
     let image =
         fs::canonicalize(image).map_err(|error| MountError::Image { image: image.to_owned(), error })?;
-    // Check this before the mount point is accessed: the mount point may be that of this image,
-    // which is not served yet. Read-only mounts may share an image file, but for a block device the
-    // kernel has at most one file system of this type.
+    // Checked before the mount point is accessed: it may be a mount of this image that is not
+    // served yet. Read-only mounts may share an image file, but the kernel has at most one file
+    // system of this type on a block device.
     let shared = options.read_only && image.is_file();
     let in_the_way = |entry: &mountinfo::MountEntry| entry.is_kedgefs() && !(shared && entry.is_read_only());
     if let Some(taken) = mountinfo::mounts_of(&image).into_iter().find(in_the_way) {
@@ -90,8 +91,8 @@ fn make(image: &Path, dir: &Path, options: &FuseOptions) -> Result<(OwnedFd, Mou
     Ok((fd, mount))
 }
 
-/// As [`mount`], for an image that is not in a file of this machine. `name` is the source that the
-/// mount table shows. The caller must hold a lock on the image.
+/// Like [`mount`], for an image that is not in a file of this machine. `name` is the source that
+/// the mount table shows. The caller must hold a lock on the image.
 pub fn mount_remote(name: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedSession, MountError> {
     check_transport(options)?;
     let dir = check_mount_point(dir)?;
@@ -120,15 +121,15 @@ fn session(fd: OwnedFd, mount: MountPoint, options: &FuseOptions) -> Result<Moun
     match transport {
         Ok(transport) => Ok(MountedSession::new(Arc::new(transport), mount, options.clone())),
         Err(e) => {
-            // Nothing serves the connection.
+            // The mount has no server, so it is ended at once.
             unmount::unmount_as(&mount.dir, mount.privileged, true)?;
             Err(MountError::Uring(e.to_string()))
         }
     }
 }
 
-/// Whether the error means that privileged mounts are not available here, and not that this mount
-/// failed. In particular, a device that is in use must not be mounted as a plain mount.
+/// Whether the error means that privileged mounts are not available to this process, rather than
+/// that this mount failed. In particular, a device in use must not be mounted as a plain mount.
 fn is_not_for_us(e: &MountError) -> bool {
     match e {
         MountError::Loop { .. } => true,
@@ -143,9 +144,10 @@ fn is_not_for_us(e: &MountError) -> bool {
 /// Mounts the file system that is mounted at `from` on a second directory. The kernel keeps one
 /// file system, which ends with the last of its mounts. Needs root and Linux 5.12.
 ///
-/// As with a second mount of any device, only the directory decides what is propagated. A bind
-/// mount would be a peer of the mount at `from`: a mount made below one would appear below the
-/// other. So the copy leaves that peer group, and gets its flags, before it is attached.
+/// As with a second mount of any device, only the directory decides where mounts below it are
+/// propagated. A bind mount would be a peer of the mount at `from`: a mount made below one would
+/// appear below the other. So the copy leaves that peer group, and gets its flags, before it is
+/// attached.
 pub fn mount_again(from: &Path, dir: &Path, options: &FuseOptions) -> Result<(), MountError> {
     let dir = check_mount_point(dir)?;
     let fail = |error: io::Error| MountError::Mount { source_dev: from.to_owned(), dir: dir.clone(), error };
@@ -176,14 +178,14 @@ fn check_mount_point(dir: &Path) -> Result<PathBuf, MountError> {
     };
     let real = fs::canonicalize(dir).map_err(fail)?;
     if !mountinfo::asks_strangers(&real) {
-        // A mount whose server is dead is recognised by this error.
+        // If the server of the mount is dead, this fails with ENOTCONN.
         fs::metadata(&real).map_err(fail)?;
     }
     if is_dir(&real).map_err(|e| fail(e.into()))? { Ok(real) } else { Err(MountError::NotDirectory(real)) }
 }
 
-/// Whether a path is a directory. Sends no request to the server of a mount there, because a server
-/// that hangs would block this process.
+/// Whether a path is a directory. Sends no request to the server of a mount there, because a
+/// hanging server would block this process.
 pub fn is_dir(path: &Path) -> Result<bool, Errno> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
     let found = statx(CWD, path, flags, StatxFlags::TYPE)?;
@@ -197,8 +199,8 @@ fn mount_privileged(
 ) -> Result<(OwnedFd, PathBuf), MountError> {
     let fd = sys::open_fuse().map_err(MountError::NoFuseDevice)?;
     let image_error = |error| MountError::Image { image: image.to_owned(), error };
-    // The loop device must stay open until the mount holds it, because it is detached with its last
-    // user.
+    // The loop device must stay open until the mount holds it: the device is detached when its last
+    // user closes it.
     let (source, _loop_device) = if fs::metadata(image).map_err(image_error)?.file_type().is_block_device() {
         (image.to_owned(), None)
     } else {
@@ -247,7 +249,7 @@ fn mount_fd(
     )
 }
 
-/// Makes a mount of type `fuse`. Also returns the source that the mount table shows.
+/// Makes a mount of type `fuse`. Returns also the source that the mount table shows.
 fn mount_plain(
     image: &Path,
     dir: &Path,

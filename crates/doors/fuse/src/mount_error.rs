@@ -1,9 +1,9 @@
-//! The reasons why a mount is not made or not ended.
+//! Errors of making or ending a mount.
 
 use std::io;
 use std::path::PathBuf;
 
-/// The reason why a mount was not made or not ended.
+/// Why a mount was not made or not ended.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     #[error("/dev/fuse cannot be opened ({0}): {advice}", advice = fuse_advice(.0))]

@@ -36,7 +36,7 @@ pub struct MountEntry {
     pub id: u64,
     /// `major:minor` of the file system.
     pub device: String,
-    /// The directory of the file system that is mounted: `/`, or a part.
+    /// The path, within the file system, of the mounted directory: `/`, or that of a subdirectory.
     pub root: PathBuf,
     pub dir: PathBuf,
     /// File system type, with the subtype after a dot.
@@ -62,17 +62,17 @@ impl MountEntry {
         self.has_option("ro")
     }
 
-    /// Whether this mount shows other user and group ids than the file system keeps.
+    /// Whether this mount maps user and group ids (an idmapped mount).
     pub fn is_idmapped(&self) -> bool {
         self.has_option("idmapped")
     }
 
-    /// Whether it is a mount of KedgeFS.
+    /// Whether this is a mount of KedgeFS.
     pub fn is_kedgefs(&self) -> bool {
         matches!(self.kind.split_once('.'), Some(("fuseblk" | "fuse", SUBTYPE)))
     }
 
-    /// A FUSE mount that neither root nor the caller made.
+    /// Whether this is a FUSE mount that neither root nor the caller made.
     pub fn is_foreign(&self) -> bool {
         let plain = self.kind == "fuse" || self.kind.starts_with("fuse.");
         plain && !self.owner.is_some_and(|owner| owner == 0 || owner == rustix::process::geteuid().as_raw())
@@ -96,7 +96,7 @@ impl MountEntry {
         devices.iter().any(|device| itself.as_ref() == Some(device) || loopdev::backs(device, image, meta))
     }
 
-    /// The image that the mount names. Not to be trusted for a foreign mount.
+    /// The image that the mount's source names. Must not be trusted for a foreign mount.
     pub fn image(&self) -> PathBuf {
         loopdev::backing_file(&self.source).unwrap_or_else(|| self.source.clone())
     }
@@ -113,7 +113,7 @@ pub fn mounts() -> Vec<MountEntry> {
     }
 }
 
-/// The mounts of an image, by any file system, as far as they can be trusted.
+/// The trusted mounts of an image, by any file system.
 pub fn mounts_of(image: &Path) -> Vec<MountEntry> {
     let Ok(image) = image.canonicalize() else { return Vec::new() };
     let Ok(meta) = std::fs::metadata(&image) else { return Vec::new() };
@@ -125,14 +125,15 @@ pub(crate) fn device_of(dir: &Path) -> Option<String> {
     mount_at(dir).map(|entry| entry.device)
 }
 
-/// The mount through which an open file is reached; `None` if the table does not show the mount,
-/// because it lies outside this process's root.
+/// The mount through which an open file is reached; `None` if that mount is outside this process's
+/// root, so that the table lacks it.
 pub fn mount_of(file: impl AsFd) -> io::Result<Option<MountEntry>> {
     let id = id_of(file)?;
     Ok(mounts().into_iter().find(|entry| entry.id == id))
 }
 
-/// The id of the mount through which an open file is reached. Sends no request to the file system.
+/// The kernel's id of the mount through which an open file is reached. Sends no request to the file
+/// system.
 pub(crate) fn id_of(file: impl AsFd) -> io::Result<u64> {
     let found = statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID)?;
     if found.stx_mask & StatxFlags::MNT_ID.bits() == 0 {
@@ -188,7 +189,7 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
     })
 }
 
-/// Decodes `\ooo`, which stands for blanks, tabs, line ends and backslashes.
+/// Decodes `\ooo` escapes, which replace blanks, tabs, line ends and backslashes.
 fn path(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;

@@ -1,4 +1,4 @@
-//! Notifies the kernel of changes of the file system that do not pass through it.
+//! Notifies the kernel of changes that do not pass through it.
 //!
 //! The kernel caches names and attributes for long, because all changes normally pass through it. A
 //! program that changes the mounted file system in another way must notify the kernel of each
@@ -39,7 +39,7 @@ pub struct Notifier {
     root: Ino,
 }
 
-/// Counts the threads that make changes without the kernel.
+/// Counts the threads that make such changes.
 #[derive(Clone, Default)]
 pub(crate) struct Changes(Arc<AtomicUsize>);
 
@@ -49,7 +49,7 @@ impl Changes {
     }
 }
 
-/// Marks that changes are being made as long as this lives: see [`Notifier::changing`].
+/// While this lives, its thread makes changes that bypass the kernel: see [`Notifier::changing`].
 #[must_use]
 pub struct Changing(Changes);
 
@@ -64,13 +64,13 @@ impl Notifier {
         Notifier { transport, changes, root }
     }
 
-    /// The inode in the file system that the kernel knows by this number.
+    /// Converts an inode number of the kernel into that of the file system.
     pub fn inode(&self, number: Ino) -> Ino {
         inward(self.root, number)
     }
 
-    /// Hold the result from before the first change until after the last notification: see the
-    /// module.
+    /// Returns a mark that must be held from before the first change until after the last
+    /// notification: see the module.
     pub fn changing(&self) -> Changing {
         self.changes.0.fetch_add(1, SeqCst);
         Changing(self.changes.clone())

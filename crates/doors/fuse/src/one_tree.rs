@@ -1,12 +1,12 @@
-//! One tree of a file system as a whole mount: [`OneTree`].
+//! Shows one tree of a file system as a whole mount: [`OneTree`].
 //!
 //! The kernel's root has the number 1, which in the engine is the root of the first tree. So
 //! numbers are translated here: 1 means the root of the shown tree in every call, and the root has
 //! the number 1 in every result. All other inodes keep their numbers. Nothing outside of the tree
 //! can be reached: names lead down, and `..` of the root is the root.
 //!
-//! Trees that are named in the tree are a part of the mount, as they are of any other. What
-//! concerns the image as a whole, such as its size, a freeze or a shutdown, means the whole image.
+//! Trees attached below the shown tree are a part of the mount, as of any other mount. Operations
+//! on the whole image, such as resizing, freezing or a shutdown, affect the whole image.
 
 use crate::ops::{Done, Ops};
 use kedgefs::{
@@ -14,24 +14,24 @@ use kedgefs::{
     Result, SeekKind, SetAttr, SetLimit, StatFs, Thawed, TreeInfo, TreeSpace, WriteMode, XattrMode,
 };
 
-/// A file system of which one tree is shown.
+/// A file system of which only one tree is visible.
 pub struct OneTree {
     fs: FileSystem,
     root: Ino,
 }
 
-/// The number in the file system of an inode that the kernel names.
+/// Converts an inode number of the kernel into that of the file system.
 pub(crate) fn inward(root: Ino, ino: Ino) -> Ino {
     if ino == Ino::ROOT { root } else { ino }
 }
 
-/// The number for the kernel of an inode of the file system.
+/// Converts an inode number of the file system into that for the kernel.
 pub(crate) fn outward(root: Ino, ino: Ino) -> Ino {
     if ino == root { Ino::ROOT } else { ino }
 }
 
 impl OneTree {
-    /// Shows the tree with this root.
+    /// Shows only the tree with this root.
     pub fn new(fs: FileSystem, root: Ino) -> OneTree {
         OneTree { fs, root }
     }
@@ -54,7 +54,7 @@ impl OneTree {
         limit
     }
 
-    /// The trees that the mount shows, the tree itself first.
+    /// The trees that are visible on the mount, the shown tree first.
     fn shown(&self) -> Vec<TreeInfo> {
         let mut hidden = self.fs.trees();
         let Some(at) = hidden.iter().position(|tree| tree.root == self.root) else { return Vec::new() };
@@ -71,7 +71,7 @@ impl OneTree {
         shown
     }
 
-    /// Refuses a tree that the mount does not show.
+    /// Refuses a tree that is not visible on the mount.
     fn shown_tree(&self, root: Ino) -> Result<Ino> {
         let root = self.inward(root);
         match self.shown().iter().any(|tree| tree.root == root) {
@@ -81,7 +81,8 @@ impl OneTree {
     }
 }
 
-/// Methods whose numbers go inward, and whose attributes, if any, go outward.
+/// Implements methods by converting their numbers inward, and the attributes that they return
+/// outward.
 macro_rules! translated {
     (
         attr { $($made:ident($($ino:ident),*; $($arg:ident: $kind:ty),*);)* }
@@ -168,7 +169,7 @@ impl Ops for OneTree {
     }
 
     fn statfs(&self) -> StatFs {
-        // A limit of the tree's root holds for all of it.
+        // A limit of the tree's root applies to the whole mount.
         Ops::statfs_at(&self.fs, self.root).unwrap_or_else(|_| Ops::statfs(&self.fs))
     }
 

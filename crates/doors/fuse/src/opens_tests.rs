@@ -16,7 +16,7 @@ fn no_flag_is_set_while_an_open_can_store() {
     assert_eq!(barred(&opens), Some(libc::ETXTBSY));
     opens.release(FILE);
     assert_eq!(barred(&opens), None);
-    // A failed open leaves no count.
+    // A failed open is no longer counted.
     drop(opens.store(FILE).unwrap());
     assert_eq!(barred(&opens), None);
     assert!(opens.0.lock().is_empty());

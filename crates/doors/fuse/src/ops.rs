@@ -10,7 +10,8 @@ use std::time::Duration;
 /// Completes an operation that continued in the background.
 pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// Each method corresponds to the method of [`FileSystem`] of that name.
+/// The operations of a file system. Unless a method says otherwise, it corresponds to the method of
+/// [`FileSystem`] with its name.
 pub trait Ops: Send + Sync + 'static {
     fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr>;
     fn getattr(&self, ino: Ino) -> Result<Attr>;
@@ -30,7 +31,7 @@ pub trait Ops: Send + Sync + 'static {
     fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<()>;
     fn rename(&self, dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8], mode: RenameMode) -> Result<()>;
     fn readdir(&self, dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()>;
-    /// A read without the file system's own page cache, because the kernel caches the bytes.
+    /// Reads without the file system's own page cache, because the kernel caches the bytes.
     fn read_uncached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
     fn write_with(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize>;
     /// Begins an atomic write of a regular file.
@@ -38,29 +39,31 @@ pub trait Ops: Send + Sync + 'static {
         Err(kedgefs::Error::NotSupported("atomic writes"))
     }
     fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
-    /// Makes a range of `target` that of `source` by sharing its blocks.
+    /// Makes a range of `target` share the blocks of a range of `source`.
     fn clone_range(&self, _source: Ino, _offset: u64, _target: Ino, _to: u64, _len: u64) -> Result<()> {
         Err(kedgefs::Error::NotSupported("files share no blocks"))
     }
     fn seek(&self, ino: Ino, offset: u64, kind: SeekKind) -> Result<u64>;
     fn fsync_async(&self, ino: Ino, datasync: bool, done: Done);
-    /// A file is opened. `open` does that and returns whether it succeeded; it is called once. Only
-    /// on a mount without `no_open`, and not for the open of a file that the same request made.
+    /// Opens a file: calls `open` once, which does that and returns whether it succeeded. Called
+    /// only on a mount without `no_open`, and not for a file that the same request made.
     fn opening(&self, _ino: Ino, open: &mut dyn FnMut() -> bool) {
         open();
     }
-    /// A file was opened for reading and writing, so that a shared mapping of it can store into its
-    /// pages. Called before the reply, and only on a mount without `no_open`.
+    /// A file was opened for reading and writing, so that a shared mapping can change its pages.
+    /// Called before the reply, and only on a mount without `no_open`.
     fn opened_to_store(&self, _ino: Ino) {}
-    /// Such an open file is closed, and no mapping made from it is left. Called once for each.
+    /// Such an open file is closed, and none of its mappings is left. Called once for each such
+    /// open.
     fn closed_to_store(&self, _ino: Ino) {}
-    /// Whether the kernel may keep names of this directory that nothing uses.
+    /// Whether the kernel may cache unused names of this directory.
     fn may_keep_names(&self, _dir: Ino) -> bool {
         true
     }
-    /// A number for a directory that is opened now. Each listing and fsync of that open directory
-    /// passes the number, so that root directories of different times can be distinguished. `None`
-    /// means that no number is needed and the kernel may open directories without a request.
+    /// Returns a number for a directory that is being opened. Each listing and fsync of that open
+    /// directory passes the number, so that root directories of different times can be
+    /// distinguished. `None` means that no number is needed and the kernel may open directories
+    /// without a request.
     fn dir_handle(&self, _dir: Ino) -> Result<Option<u64>> {
         Ok(None)
     }
@@ -97,7 +100,7 @@ pub trait Ops: Send + Sync + 'static {
         Ok(0)
     }
     fn statfs(&self) -> StatFs;
-    /// [`Ops::statfs`] as it looks from a directory or file.
+    /// [`Ops::statfs`] for a directory or file, including the limit that applies there.
     fn statfs_at(&self, _ino: Ino) -> Result<StatFs> {
         Ok(self.statfs())
     }
@@ -118,7 +121,8 @@ pub trait Ops: Send + Sync + 'static {
     fn has_immutable(&self) -> bool {
         false
     }
-    /// The bytes of memory that this file system may cache in. They bound the number of workers.
+    /// The bytes of memory that this file system may use for caches. They bound the number of
+    /// workers.
     fn cache_size(&self) -> u64 {
         u64::MAX
     }
@@ -128,7 +132,8 @@ pub trait Ops: Send + Sync + 'static {
     fn trim(&self, _offset: u64, _len: u64, _min_len: u64) -> Result<u64> {
         Err(kedgefs::Error::NotSupported("there is no device that takes space back"))
     }
-    /// Makes the image larger: to `bytes`, or to the size of its device. Returns the new size.
+    /// Changes the size of the image to `bytes`, or to the size of its device. Returns the new size
+    /// in bytes.
     fn resize(&self, _bytes: Option<u64>) -> Result<u64> {
         Err(kedgefs::Error::NotSupported("there is no image that could grow"))
     }
@@ -151,7 +156,7 @@ pub trait Ops: Send + Sync + 'static {
     fn commit_root(&self, _fork: Ino, _force: bool) -> Result<()> {
         Err(kedgefs::Error::NotSupported("there are no trees to replace"))
     }
-    /// The root of the tree that has this name in the directory.
+    /// The root of the tree that is attached to the directory under this name.
     fn tree_named(&self, _dir: Ino, _name: &[u8]) -> Option<Ino> {
         None
     }
@@ -173,22 +178,22 @@ pub trait Ops: Send + Sync + 'static {
     fn thaw(&self) -> Result<()> {
         Err(kedgefs::Error::NotSupported("it cannot be frozen"))
     }
-    /// Makes a change (`now`). If the change would have to wait for a thaw, calls `later` instead,
-    /// which returns the call to make at the thaw.
+    /// Makes a change by calling `now`. If the change would have to wait for a thaw, calls `later`
+    /// instead. `later` returns the function to call at the thaw.
     fn change_or(&self, now: &mut dyn FnMut(), _later: &mut dyn FnMut() -> Option<Thawed>) {
         now();
     }
 }
 
-/// The longest wait for the room of removed files.
+/// The longest wait for the space of removed files.
 const ROOM_WAIT: Duration = Duration::from_millis(100);
 
-/// Makes a change again that failed for lack of room, while removed files are being deleted.
+/// Repeats a change that failed for lack of space, while removed files are being deleted.
 ///
 /// A file is deleted when the kernel forgets it. The kernel sends FORGET before unlink(2) returns,
-/// but delivers it after requests that came later, so that `rm old; cp new .` would fail on a full
-/// file system. Another worker receives the FORGET while this one waits. If a removed file stays
-/// open, changes wait and fail: the first after this time, later ones after a tenth.
+/// but delivers it after later requests, so `rm old; cp new .` would fail on a full file system.
+/// Another worker receives the FORGET while this one waits. If a removed file stays open, changes
+/// wait and then fail: the first one after this time, later ones after a tenth of it.
 fn with_room<T>(fs: &FileSystem, change: impl Fn() -> Result<T>) -> Result<T> {
     loop {
         let before = fs.deletions();
@@ -201,8 +206,8 @@ fn with_room<T>(fs: &FileSystem, change: impl Fn() -> Result<T>) -> Result<T> {
     }
 }
 
-/// Writes the delegating implementation: `name(argument: type, ...) -> result;` for each method.
-/// Those in the second block are called through [`with_room`].
+/// Implements the trait by delegation: `name(argument: type, ...) -> result;` for each method.
+/// Methods in the second block are called through [`with_room`].
 macro_rules! delegate {
     (
         { $($name:ident($($arg:ident: $ty:ty),*) $(-> $result:ty)?;)* }

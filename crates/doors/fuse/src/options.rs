@@ -6,20 +6,20 @@ use serde_json::{Value, json};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// The most workers of a mount.
+/// Limit for the workers of a mount.
 const WORKERS_MAX: usize = 64;
 
-/// The bytes of cache that permit one worker. A worker has buffers of 2 MiB and uses of them what
-/// its requests need, so the workers take at most a quarter of what the cache takes.
+/// The bytes of cache for each worker. A worker has buffers of 2 MiB, of which its requests use
+/// only a part. So all workers together use at most a quarter as much memory as the cache.
 const CACHE_OF_WORKER: u64 = 8 << 20;
 
-/// The way on which the kernel sends requests and gets replies.
+/// How the kernel and the server exchange requests and replies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TransportKind {
     /// Reads and writes of `/dev/fuse`.
     #[default]
     Dev,
-    /// Rings, one for each processor: [`crate::uring`].
+    /// Rings of io_uring, one for each processor: [`crate::uring`].
     IoUring,
 }
 
@@ -46,8 +46,8 @@ impl std::str::FromStr for TransportKind {
 #[derive(Clone, Debug)]
 pub struct FuseOptions {
     /// Whether to make a `fuseblk` mount, for which this process must be root, or a plain mount.
-    /// `None` makes a `fuseblk` mount if this process is root and the kernel permits it, else a
-    /// plain mount.
+    /// `None` makes a `fuseblk` mount if this process is root and the kernel permits it, and
+    /// otherwise a plain mount.
     pub privileged: Option<bool>,
     /// The source that `/proc/mounts` shows for a plain mount; `None` for the image's path.
     pub fsname: Option<String>,
@@ -59,13 +59,13 @@ pub struct FuseOptions {
     pub nodev: bool,
     pub noexec: bool,
     pub noatime: bool,
-    /// The number of threads that serve requests. `None`: twice the CPUs, from two to four, and
-    /// more as long as all of them wait for requests to end: one for each 8 MiB of the cache, and
-    /// at most 64. Never fewer than two: see [`crate::Server`].
+    /// The number of threads that serve requests. `None`: twice the number of CPUs, but between two
+    /// and four. As long as all of them wait within requests, more are started: up to one for each
+    /// 8 MiB of the cache, and up to 64. There are never fewer than two: see [`crate::Server`].
     pub workers: Option<usize>,
-    /// Whether one more worker receives on the processor of its client.
+    /// When an additional worker receives on the processor of its client.
     pub placement: PlacementMode,
-    /// The way of requests and replies. With io_uring `placement` has no effect.
+    /// How requests and replies are exchanged. With io_uring, `placement` has no effect.
     pub transport: TransportKind,
     /// Gives each worker its own channel to the kernel if that is permitted.
     pub clone_channels: bool,
@@ -75,22 +75,23 @@ pub struct FuseOptions {
     pub writeback_cache: bool,
     /// Copies within the mount share blocks.
     pub reflink: bool,
-    /// The path of the tree that the mount shows, for information: see [`crate::OneTree`].
+    /// The path of the tree that is mounted, shown in the mount's information: see
+    /// [`crate::OneTree`].
     pub tree: Option<String>,
-    /// Opens and closes take no request, unless the image may hold immutable files. See
+    /// Opens and closes need no request, unless the image may contain immutable files. See
     /// [`crate::Server`].
     pub no_open: bool,
     /// The server clears set-user-id bits on writes, so that the kernel need not ask for
     /// `security.capability` before each write. See [`crate::Server`].
     pub handle_killpriv: bool,
-    /// The kernel drops a file's cached pages when it sees another modification time. Needed where
-    /// files change without the kernel, as in a crash test that makes them lose data. It costs a
-    /// request for each read unless `cache_timeout` is long.
+    /// The kernel drops a file's cached pages when the modification time changes. Needed if files
+    /// change without the kernel's knowledge, as in a crash test that makes them lose data. It
+    /// costs a request for each read unless `cache_timeout` is long.
     pub auto_invalidate: bool,
-    /// How long the kernel may use its cached names and attributes. All changes pass through the
-    /// kernel or are notified to it, so only the width of a counter limits this time.
+    /// How long the kernel may use cached names and attributes. All changes pass through the kernel
+    /// or are notified to it, so only the width of the kernel's counter limits this time.
     pub cache_timeout: Duration,
-    /// The subcommand with which this program is a [`crate::courier`]. `None`: it has none.
+    /// The subcommand with which this program acts as a [`crate::courier`]. `None` if it has none.
     pub courier: Option<&'static str>,
 }
 
@@ -122,24 +123,25 @@ impl Default for FuseOptions {
 }
 
 impl FuseOptions {
-    /// The options for a mount of this image, where `no_open` is off if files may be immutable.
+    /// The options for a mount of this image: without `no_open` if files may be immutable.
     pub(crate) fn of_image(self, ops: &impl Ops) -> FuseOptions {
         FuseOptions { no_open: self.no_open && !ops.has_immutable(), ..self }
     }
 
-    /// The workers at first.
+    /// The number of workers at the start.
     pub(crate) fn worker_count(&self) -> usize {
         let cpus = std::thread::available_parallelism().map_or(2, |n| n.get());
         self.workers.unwrap_or((cpus * 2).clamp(2, 4)).clamp(2, WORKERS_MAX)
     }
 
-    /// From the workers at first to the most that there may be. A number that was asked for stays.
+    /// The number of workers at the start, and the limit for their number. If the user chose a
+    /// number, both are that number.
     pub(crate) fn worker_range(&self) -> RangeInclusive<usize> {
         let first = self.worker_count();
         first..=self.workers.map_or(WORKERS_MAX, |_| first)
     }
 
-    /// The most workers beside a cache of `cache_size` bytes. A number that was asked for stays.
+    /// The most workers with a cache of `cache_size` bytes. A number that the user chose stays.
     pub(crate) fn workers_max_with(&self, cache_size: u64) -> usize {
         let permitted = (cache_size / CACHE_OF_WORKER).min(WORKERS_MAX as u64) as usize;
         permitted.max(self.worker_count())
@@ -154,8 +156,8 @@ impl FuseOptions {
         }
     }
 
-    /// The most workers that receive at the same time: half the processors, because the clients
-    /// need processors too.
+    /// The most workers that receive at the same time: half the processors, because clients need
+    /// processors as well.
     pub(crate) fn receivers_max(&self) -> usize {
         std::thread::available_parallelism().map_or(1, |n| n.get() / 2).max(1)
     }

@@ -1,21 +1,22 @@
-//! The changes that wait for the end of a freeze, and the queue of the thread that serves them.
+//! Keeps the changes that wait for the end of a freeze, and the queue of the thread that serves
+//! them.
 //!
 //! A changing request that arrives while the file system is frozen is *parked*: its bytes are kept,
-//! and the worker goes on. So any number of writers may wait, and reads and the thaw still find a
-//! worker. After the thaw one thread serves the parked requests ([`mod@crate::freeze`]).
+//! and the worker receives the next request. So any number of writers may wait, and reads and the
+//! thaw still find a worker. After the thaw one thread serves the parked requests
+//! ([`mod@crate::freeze`]).
 //!
 //! # Bounds
 //! Parked requests take at most [`PARKED_MAX`] bytes. Beyond this limit a change fails with ENOMEM
 //! and has no effect. Two kinds are exempt:
-//! - writes from the kernel's cache: the kernel would treat the error as a device failure and
+//! - writes from the kernel's cache: on an error the kernel would assume a device failure and
 //!   consider the pages clean. It sends at most `MAX_BACKGROUND` of them at a time;
-//! - small requests, of which each waiting thread has one. The kernel stack of such a thread is
-//!   larger than the request.
+//! - small requests. Each waiting thread has only one, and its kernel stack is larger than that.
 //!
 //! # Why no parked request is forgotten
-//! A request joins the list under the gate's lock, while the gate is closed. The first request of a
-//! list leaves a callback with the gate. The thread that opens the gate makes this call, which
-//! takes the whole list and sends it to the serving thread. A thaw, a shutdown and the end of the
+//! A request is added to the list under the gate's lock, while the gate is closed. The first
+//! request of a list leaves a callback with the gate. The thread that opens the gate calls it, and
+//! the callback sends the whole list to the serving thread. A thaw, a shutdown and the end of the
 //! mount open the gate.
 
 use crate::abi::{self, InHeader, op};
@@ -31,10 +32,10 @@ use std::sync::mpsc::Sender;
 /// The most bytes of requests that wait for a thaw.
 pub(crate) const PARKED_MAX: u64 = 256 << 20;
 
-/// A request of at most this number of bytes, enough for two names, is always parked.
+/// A request of at most this many bytes, enough for two names, is always parked.
 const SMALL_MAX: usize = 1024;
 
-/// The number of checks for an interrupted request that is not parked.
+/// After this many checks, an INTERRUPT whose request is not parked is dropped.
 const LOOKS_MAX: u32 = 20;
 
 /// The jobs of the thread for freeze and thaw.
@@ -72,13 +73,13 @@ pub(crate) struct Parked {
 }
 
 impl Parked {
-    /// Passes the request on. Its bytes count until `serve` returns.
+    /// Serves the request. Its bytes count against the limit until `serve` returns.
     pub(crate) fn serve(self, serve: impl FnOnce(&Request<'_>, Reply)) {
         let Parked { header, body, token, reply, _room } = self;
         serve(&Request { header, body: &body, token }, reply);
     }
 
-    /// Replies with an error, without any effect.
+    /// Replies with an error and makes no change.
     pub(crate) fn refuse(self, errno: i32) {
         self.reply.err(errno);
     }
@@ -95,7 +96,7 @@ struct Waiting {
 struct List {
     /// The requests in order of arrival.
     parked: Vec<Parked>,
-    /// Whether the gate has the callback that takes the list.
+    /// Whether the gate has the callback that takes this list.
     called: bool,
 }
 
@@ -138,7 +139,7 @@ struct Room {
 }
 
 impl Room {
-    /// Reserves `bytes`, with `always` even beyond the limit.
+    /// Reserves `bytes`. With `always`, even beyond the limit.
     fn take(parking: &Parking, bytes: u64, always: bool) -> Option<Room> {
         let room = Room { bytes, taken: parking.waiting.bytes.clone() };
         let before = room.taken.fetch_add(bytes, Relaxed);
@@ -167,12 +168,12 @@ impl Parking {
         self.waiting.list.lock().parked.len()
     }
 
-    /// Bytes of parked requests.
+    /// The number of bytes of all parked requests.
     pub(crate) fn bytes(&self) -> u64 {
         self.waiting.bytes.load(Relaxed)
     }
 
-    /// If the thread has ended, the error returns the job, and dropping its reply sends EIO.
+    /// If the thread has ended, the job is dropped, and its reply sends EIO.
     pub(crate) fn send(&self, job: Job) {
         if self.jobs.send(job).is_err() {
             tracing::error!("no thread serves what waited for a thaw");
@@ -188,8 +189,8 @@ impl Parking {
         self.waiting.take_killed(interrupted, is_killed)
     }
 
-    /// Parks a request. Returns the callback for the gate, or `None` if the gate has it already;
-    /// returns the reply as the error if there is no room.
+    /// Parks a request. Returns the callback for the gate, or `None` if the gate has it already. If
+    /// there is no space, returns the reply as the error.
     pub(crate) fn park(&self, request: &Request<'_>, reply: Reply) -> Result<Option<Thawed>, Reply> {
         let bytes = (size_of::<Parked>() + request.body.len()) as u64;
         let always = request.body.len() <= SMALL_MAX || is_from_cache(request);
@@ -204,7 +205,7 @@ impl Parking {
         let (waiting, jobs) = (self.waiting.clone(), self.jobs.clone());
         let call = move || {
             for parked in waiting.take() {
-                // The send fails only if the thread, and with it the mount, has ended.
+                // Fails only if the thread, and with it the mount, has ended.
                 drop(jobs.send(Job::Change(Box::new(parked))));
             }
         };
@@ -212,7 +213,7 @@ impl Parking {
     }
 }
 
-/// Whether the request is a write of dirty pages, for which no caller waits.
+/// Whether the request is a write of dirty pages, so that no caller waits for it.
 fn is_from_cache(request: &Request<'_>) -> bool {
     let asked = Args::new(request.body).take();
     request.header.opcode == op::WRITE

@@ -1,16 +1,17 @@
 //! The process at the other end of a Unix socket, and its rights.
 //!
 //! # What is known
-//! The kernel records which process connected, or listens, and returns a pidfd of it (SO_PEERPIDFD,
-//! Linux 6.5). A pid alone could have been reused. From the pidfd the pid in /proc is found, the
-//! process's status is read, and then the pidfd is polled to check that the process still runs: so
-//! the status read is that process's. Older kernels have no such option, and the peer is refused.
+//! The kernel records which process connected to a socket, or listens at it, and returns a pidfd of
+//! that process (SO_PEERPIDFD, Linux 6.5). A pid alone could have been reused. The pidfd leads to
+//! the pid in /proc, the process's status is read there, and then the pidfd is polled to check that
+//! the process still runs. So the status belongs to that process. Older kernels lack the option,
+//! and then the peer is refused.
 //!
-//! # Programs that the process may execute
-//! A process may connect, write, and then execute a program with more rights. For an ordinary user
+//! # Programs that the peer may execute
+//! A process may connect, write, and then execute a program with more rights. For an ordinary user,
 //! the uid at connect(2) must be the present uid, and no set-id program may run. A process of uid 0
-//! that can gain capabilities by execve(2) could use them in any case; a process that cannot
-//! (no_new_privs, a bounding set) does not gain them by such a program either.
+//! that can gain capabilities by execve(2) could use them in any case. A process of uid 0 that
+//! cannot (no_new_privs, a bounding set) does not gain them by such a program either.
 
 use crate::mountinfo::{self, MountEntry};
 use crate::sys;
@@ -38,8 +39,8 @@ impl Peer {
         let pidfd = sys::peer_pidfd(&stream)?;
         let task = Task::open(number_of(&pidfd)?)?;
         let status = task.status()?;
-        // A process whose namespaces this process may not read is assumed to be in other
-        // namespaces.
+        // If this process may not read the peer's namespaces, the peer is assumed to be in other
+        // ones.
         let is_here = task.shares(Namespace::User).is_ok_and(|same| same);
         if has_ended(&pidfd)? {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the process has ended"));
@@ -50,7 +51,7 @@ impl Peer {
         Ok(Peer { task, status, is_here })
     }
 
-    /// The user and group that own files made by the process.
+    /// The user and group that own new files of the process.
     pub fn ids(&self) -> (u32, u32) {
         (self.status.uids[3], self.status.gids[3])
     }
@@ -72,9 +73,9 @@ impl Peer {
         !own.is_root() && here && self.status.is_wholly(own.as_raw())
     }
 
-    /// Whether the peer may command this process, as root and this process's own user may. A kernel
-    /// without SO_PEERPIDFD still reports the peer's user, which is enough for an ordinary user's
-    /// socket in a directory of that user.
+    /// Whether the peer may command this process: root and this process's own user may. A kernel
+    /// without SO_PEERPIDFD still reports the peer's user. That is enough if an ordinary user's
+    /// socket is in a directory of that user.
     pub fn may_command(stream: impl AsFd) -> bool {
         match Peer::of(&stream) {
             Ok(peer) => peer.is_capable(&[Capability::SysAdmin]) || peer.is_own_user(),
@@ -103,7 +104,7 @@ fn refused(why: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
-/// The pid of a process in the pid namespace of /proc.
+/// The pid of a process as this process's /proc shows it.
 fn number_of(pidfd: &OwnedFd) -> io::Result<u32> {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
     let number = text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok());

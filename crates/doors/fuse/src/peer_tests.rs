@@ -19,7 +19,7 @@ fn this_process_is_known() {
     drop(there);
 }
 
-/// Each program connects with fewer rights than root has here, or with none.
+/// Each program connects with fewer capabilities than root has here, or with none.
 #[test]
 fn root_without_capabilities_or_in_a_user_namespace_is_not_capable() {
     if !rustix::process::geteuid().is_root() {

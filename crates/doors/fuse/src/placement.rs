@@ -1,37 +1,37 @@
-//! Whether the receiver runs on its client's processor.
+//! Decides whether the receiver runs on its client's processor.
 //!
-//! A client that has sent a request sleeps until the reply. The receiver then runs on another
-//! processor as a rule, and each request wakes a sleeping thread there, and each reply another one
-//! here. On a virtual machine such a wake-up takes longer than most requests. Two threads of which
-//! one runs at a time lose nothing by sharing a processor, and a wake-up there is a context switch.
+//! A client that has sent a request sleeps until the reply. The receiver usually runs on another
+//! processor. Then each request wakes a sleeping thread there, and each reply wakes one here. On a
+//! virtual machine such a wake-up takes longer than most requests. Two threads that run alternately
+//! lose nothing by sharing a processor, and there a wake-up is only a context switch.
 //!
 //! # How
 //! The scheduler wakes a thread on an idle processor if there is one. So it is not enough that the
-//! receiver follows its client: the reply wakes the client elsewhere. But a processor that runs
-//! only threads of the policy `SCHED_IDLE` counts as idle for a wake-up (`sched_idle_cpu` in
-//! `kernel/sched/fair.c`). One worker, the *companion*, has this policy from its first turn on and
+//! receiver follows its client: the reply would wake the client elsewhere. But a processor that
+//! runs only threads with the policy `SCHED_IDLE` counts as idle for a wake-up (`sched_idle_cpu` in
+//! `kernel/sched/fair.c`). One worker, the *companion*, has this policy from its first turn on, and
 //! binds itself to the processor of the client ([`crate::companion`]). A reply then wakes the
-//! client where it was, and the client preempts the companion. An ordinary process may take this
-//! policy, and may not leave it: therefore a worker of its own, instead of a change of policy with
-//! each request.
+//! client on that processor, and the client preempts the companion. An ordinary process may adopt
+//! this policy but may not leave it. So the companion is a worker of its own, and the policy does
+//! not change with each request.
 //!
 //! # When
-//! The companion receives while that is measured to be faster ([`Trials`]). Where the threads of
-//! many clients compute, where a processor is busy with other work, or where a wake-up costs
-//! little, all workers run where the scheduler puts them. A trial is a few short windows with and
-//! without the companion, taken in turn, and compares the requests received in each. An idle mount
-//! makes none.
+//! The companion receives as long as measurements show that this is faster ([`Trials`]). If the
+//! threads of many clients compute, if a processor is busy with other work, or if a wake-up costs
+//! little, all workers run where the scheduler places them. A trial consists of a few short
+//! windows, alternately with and without the companion, and compares the requests received in each.
+//! An idle mount makes no trials.
 //!
-//! Nor does a mount try while no processor is idle ([`crate::spare`]), or while requests mostly
-//! find the receiver awake: there are no wake-ups of idle processors to save.
+//! There is no trial either while no processor is idle ([`crate::spare`]), or while most requests
+//! find the receiver awake: then there are no wake-ups of idle processors to save.
 //!
 //! # A busy processor
-//! A thread of `SCHED_IDLE` gets little of a processor on which others compute: beside one other
-//! thread 3 parts of 1027. The companion may hold a lock then that other workers wait for. So the
-//! watcher of [`crate::pool`] reads the time that the companion waited for a processor
-//! ([`Starvation`]). A starved companion loses its role, may run on every processor, and has an
-//! ordinary policy for the rest of its request where the process has the right to give it
-//! (`CAP_SYS_NICE`). Without the right its request takes at most 341 times as long as it computes.
+//! A thread with `SCHED_IDLE` gets little time on a processor on which other threads compute: 3
+//! parts of 1027 beside one other thread. It may hold a lock for which other workers wait. So the
+//! watcher of [`crate::pool`] reads how long the companion waited for a processor ([`Starvation`]).
+//! A starved companion loses its role, may run on every processor, and gets an ordinary policy for
+//! the rest of its request if the process has the right to set it (`CAP_SYS_NICE`). Without that
+//! right, its request takes at most 341 times its computing time.
 
 use crate::companion::{Companion, Standing};
 use crate::handoff::Moment;
@@ -40,12 +40,12 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// When a worker receives on its client's processor.
+/// When the companion receives instead of the other workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PlacementMode {
     Off,
     #[default]
-    /// While trials find it faster. Not where this process may use only one processor when it
+    /// As long as trials find it faster. Never if this process may use only one processor when it
     /// mounts.
     Auto,
     /// Always, except for some seconds after a busy processor starved it.
@@ -73,38 +73,40 @@ impl std::str::FromStr for PlacementMode {
     }
 }
 
-/// A trial alternates between both modes in windows of this length.
+/// The length of a window, in which a trial uses one of both modes.
 const WINDOW: Duration = Duration::from_millis(20);
-/// Windows of a trial, the same number for each mode.
+/// The number of windows of a trial, half of them for each mode.
 const WINDOWS: u32 = 6;
-/// Fewer requests in a window measure nothing.
+/// A window with fewer requests than this is not evaluated.
 const REQUESTS_MIN: u64 = 40;
-/// The companion must receive more than this share of what the others receive, in percent.
+/// The companion is chosen if it receives more than this percentage of the requests that the others
+/// receive.
 const GAIN_MIN: u64 = 108;
-/// Time between two trials: the first, and the longest after results that agree.
+/// The time between two trials, and the limit to which agreeing results increase it.
 const REST_MIN: Duration = Duration::from_secs(1);
 const REST_MAX: Duration = Duration::from_secs(30);
-/// Rest after starvation: the first, and the longest where the companion starves again and again.
+/// The time without the companion after starvation, and the limit to which repeated starvation
+/// increases it.
 const STARVED_MIN: Duration = Duration::from_secs(1);
 const STARVED_MAX: Duration = Duration::from_secs(60);
 
 /// Compares the rate of requests with and without the companion.
 #[derive(Debug)]
 pub(crate) struct Trials {
-    /// The companion receives without trials.
+    /// Whether the companion receives without trials.
     always: bool,
-    /// What the last trial decided.
+    /// The decision of the last trial.
     companion: bool,
-    /// Requests per second in the better mode of the last trial, if a change of it is to start the
-    /// next one.
+    /// Requests per second in the better mode of the last trial. `None` if a changed rate must not
+    /// start the next trial early.
     rate: Option<u64>,
     rest: Duration,
-    /// The rest after the last starvation, and its end.
+    /// The length of the rest after the last starvation, and the time at which it ends.
     starved: Duration,
     starved_until: Duration,
-    /// No trial begins before.
+    /// The time before which no trial begins.
     next: Duration,
-    /// Begin of the current window, and the pauses until then.
+    /// The begin of the current window, and the number of pauses until then.
     window: Moment,
     window_pauses: u64,
     trial: Option<Trial>,
@@ -114,7 +116,7 @@ pub(crate) struct Trials {
 #[derive(Debug, Default)]
 struct Trial {
     windows: u32,
-    /// Requests received and time taken: without the companion, with it.
+    /// Requests received and time taken, without and with the companion.
     without: Sum,
     with: Sum,
 }
@@ -132,13 +134,13 @@ impl Sum {
     }
 }
 
-/// Whether requests mostly find a receiver that waits. Many clients at a time keep it busy: then
-/// there is no wake-up to save, and a trial would only cost.
+/// Whether most requests find a receiver that waits. Many concurrent clients keep the receiver
+/// busy: then there is no wake-up to save, and a trial would only cost time.
 fn is_sparse(requests: u64, pauses: u64) -> bool {
     2 * pauses >= requests
 }
 
-/// For the statistics.
+/// The numbers of trials for the statistics.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TrialCounts {
     pub(crate) trials: u64,
@@ -165,8 +167,8 @@ impl Trials {
         }
     }
 
-    /// Whether the companion is to receive from now on. Called with each tick of the watcher.
-    /// `pauses`: how often a receiver found no request, since the mount began.
+    /// Called at each tick of the watcher. Returns whether the companion must receive from now on.
+    /// `pauses` is how often a receiver found no request since the mount began.
     pub(crate) fn tick(&mut self, now: Moment, pauses: u64) -> bool {
         if self.always {
             self.companion = now.at >= self.next;
@@ -180,7 +182,7 @@ impl Trials {
         self.window = now;
         let paused = pauses.saturating_sub(std::mem::replace(&mut self.window_pauses, pauses));
         let window = Sum { requests, time };
-        // The watcher did not run for long, or there is no load.
+        // The watcher did not run for a while, or there is no load.
         if time > 3 * WINDOW || requests < REQUESTS_MIN {
             self.trial = None;
             return self.companion;
@@ -205,7 +207,8 @@ impl Trials {
         self.trial.as_ref().map_or(self.companion, |trial| !trial.windows.is_multiple_of(2))
     }
 
-    /// The rate is no longer near the one for which the last trial decided, some time ago.
+    /// Whether the rate differs from that of the last trial by a factor of two, and that trial is
+    /// not recent.
     fn load_has_changed(&self, window: &Sum, now: Duration) -> bool {
         let decided = self.next.saturating_sub(self.rest);
         let rate = window.rate();
@@ -224,8 +227,8 @@ impl Trials {
         self.counts = TrialCounts { trials, rate_without: without, rate_with: with, ..self.counts };
     }
 
-    /// No processor is idle, so there are no wake-ups of idle processors to save. Returns whether
-    /// the companion is to receive nevertheless.
+    /// Called when no processor is idle, so that there are no wake-ups to save. Returns whether the
+    /// companion must receive nevertheless.
     pub(crate) fn busy(&mut self, now: Moment) -> bool {
         if self.always {
             return self.tick(now, 0);
@@ -237,15 +240,15 @@ impl Trials {
         false
     }
 
-    /// Nothing is served.
+    /// Called when no request is being served. Ends a running trial.
     pub(crate) fn idle(&mut self) -> bool {
         self.trial = None;
         self.companion
     }
 
-    /// The companion did not get enough of its processor. One such moment is a thread that had some
-    /// milliseconds of work there. Processors on which programs compute bring the next moment soon:
-    /// then the companion rests for longer each time.
+    /// Called when the companion did not get enough of its processor. A single case means that
+    /// another thread had some milliseconds of work there. If programs compute on the processor,
+    /// the next case follows soon. Then the companion rests longer each time.
     pub(crate) fn starved(&mut self, now: Moment) {
         self.trial = None;
         self.companion = false;
@@ -260,32 +263,33 @@ impl Trials {
     }
 }
 
-/// Finds out that the companion waits for its processor while few requests are served.
+/// Detects that the companion waits for its processor while few requests are served.
 #[derive(Debug, Default)]
 pub(crate) struct Starvation {
-    /// When and what the last look found.
+    /// The time and the result of the last look.
     last: Option<(Moment, Standing)>,
-    /// Ticks in a row in which the companion starved.
+    /// Consecutive ticks in which the companion starved.
     ticks: u32,
 }
 
-/// What to do about a companion that waits for its processor.
+/// The remedy for a companion that waits for its processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remedy {
     None,
-    /// Another thread had a few milliseconds of work: the companion leaves that processor.
+    /// Another thread had a few milliseconds of work: the companion leaves the processor.
     Leave,
-    /// No processor has time for it: it loses its role.
+    /// No processor has time for the companion: it loses its role.
     Release,
 }
 
 impl Starvation {
-    /// Fewer requests than this in a tick, while the companion waited for most of it, are not what
-    /// clients on the same processor cause: these sleep as soon as each has sent a request.
+    /// If the companion waited for most of a tick and fewer requests than this were served, its own
+    /// clients are not the reason: on the same processor, they sleep as soon as each has sent a
+    /// request.
     const REQUESTS: u64 = 8;
     const TICK_MIN: Duration = Duration::from_millis(2);
 
-    /// Whether the companion has been without a processor for most of the time since the last look.
+    /// Whether the companion lacked a processor for most of the time since the last look.
     pub(crate) fn look(&mut self, now: Moment, standing: Standing) -> bool {
         let Some((before, standing_before)) = self.last else {
             self.last = Some((now, standing));
@@ -297,12 +301,12 @@ impl Starvation {
         }
         self.last = Some((now, standing));
         let few = now.received.saturating_sub(before.received) < Self::REQUESTS;
-        // The wait of this moment is not in `waited`, and may be one of seconds.
+        // `waited` does not include the present wait, which may last for seconds.
         let waits = standing.runnable && standing_before.runnable && standing.ran == standing_before.ran;
         few && (waits || standing.waited.saturating_sub(standing_before.waited) > time / 2)
     }
 
-    /// `starves`: what [`Starvation::look`] found, while some client waits.
+    /// Returns the remedy. `starves`: [`Starvation::look`] returned true while a client waits.
     pub(crate) fn remedy(&mut self, starves: bool) -> Remedy {
         self.ticks = if starves { self.ticks + 1 } else { 0 };
         match self.ticks {
@@ -317,7 +321,7 @@ impl Starvation {
     }
 }
 
-/// What the watcher and the workers share about the placement of one mount.
+/// The state of a mount's placement that the watcher and the workers share.
 pub(crate) struct Placement {
     pub(crate) mode: PlacementMode,
     pub(crate) companion: Arc<Companion>,
@@ -333,7 +337,7 @@ impl Placement {
         *self.counts.lock() = counts;
     }
 
-    /// For `system.kedgefs.stats`. `receives`: the companion does.
+    /// The state for `system.kedgefs.stats`. `receives` is whether the companion receives.
     pub(crate) fn to_json(&self, receives: bool) -> Value {
         let counts = *self.counts.lock();
         json!({

@@ -1,6 +1,6 @@
 use super::*;
 
-/// A load whose rate depends on the mode, under a watcher that ticks every 5 ms.
+/// A load whose rate depends on the mode, with a watcher that ticks every 5 ms.
 struct Load {
     trials: Trials,
     now: Duration,
@@ -18,7 +18,7 @@ impl Load {
         Load { trials, now: Duration::ZERO, received: 0, pauses: 100, on: false }
     }
 
-    /// Returns how long the companion received.
+    /// Runs the load with these rates. Returns how long the companion received.
     fn run(&mut self, time: Duration, with: u64, without: u64) -> Duration {
         let (end, mut by_companion) = (self.now + time, Duration::ZERO);
         while self.now < end {
@@ -45,7 +45,7 @@ fn the_companion_receives_where_it_receives_more() {
     assert!(counts.rate_with > 50_000 && counts.rate_without < 35_000, "{counts:?}");
 }
 
-/// Clients that keep the receiver busy wake no thread, so a trial would only cost.
+/// If clients keep the receiver busy, no thread is woken, and a trial would only cost time.
 #[test]
 fn a_crowd_of_clients_is_not_measured() {
     let mut load = Load::new();
@@ -55,10 +55,11 @@ fn a_crowd_of_clients_is_not_measured() {
     assert_eq!(load.trials.counts.trials, 0);
     load.pauses = 90;
     load.run(time, 60_000, 30_000);
-    assert!(load.on, "one client is left");
+    assert!(load.on, "the load of one client is sparse");
 }
 
-/// Where every processor computes, the companion leaves at once and nothing is tried.
+/// If programs compute on every processor, the companion stops receiving at once, and there are no
+/// trials.
 #[test]
 fn busy_processors_end_the_role_of_the_companion() {
     let mut load = Load::new();
@@ -84,8 +85,8 @@ fn no_gain_leaves_all_as_it_was() {
     assert!(!load.on && load.trials.counts.trials > 2);
 }
 
-/// The trial after a result that was repeated is half a minute away; a change of the rate brings
-/// the next one forward.
+/// After repeated results the next trial is half a minute away. A change of the rate starts it
+/// earlier.
 #[test]
 fn another_load_is_measured_soon() {
     let mut load = Load::new();
@@ -100,7 +101,7 @@ fn an_idle_or_slow_mount_makes_no_trial() {
     let mut load = Load::new();
     assert_eq!(load.run(Duration::from_secs(60), 1_000, 1_000), Duration::ZERO);
     assert_eq!(load.trials.counts.trials, 0);
-    // A trial that the load leaves is given up.
+    // A trial ends without a decision if the load disappears.
     load.run(Duration::from_millis(50), 60_000, 30_000);
     assert!(load.trials.trial.is_some());
     assert!(!load.trials.idle() && load.trials.trial.is_none());
@@ -120,7 +121,7 @@ fn starvation_ends_it_for_a_while() {
     load.run(Duration::from_secs(1), 60_000, 30_000);
     assert!(load.on, "one busy moment costs little");
     assert_eq!(load.trials.counts.starved, 1);
-    // On a processor that is always busy.
+    // The processor is always busy.
     for _ in 0..12 {
         starve(&mut load);
         while !load.on {
@@ -155,12 +156,12 @@ fn starvation_is_to_wait_for_a_processor_and_to_serve_little() {
     assert!(!look.look(moment(0, 0), standing(0, 1, true)), "there is nothing to compare with");
     assert!(!look.look(moment(5, 3), standing(1, 2, true)));
     assert!(look.look(moment(10, 6), standing(5, 3, true)));
-    // Clients on its processor run between its requests.
+    // Clients on the companion's processor run between its requests.
     assert!(!look.look(moment(15, 500), standing(9, 4, true)));
-    // The kernel adds a wait when it is over.
+    // The kernel adds a wait only when it ends, so the present wait is visible only in `runnable`.
     assert!(look.look(moment(20, 500), standing(9, 4, true)));
-    assert!(!look.look(moment(25, 500), standing(9, 4, false)), "it sleeps");
-    assert!(!look.look(moment(30, 500), standing(9, 4, true)), "it has just been woken");
+    assert!(!look.look(moment(25, 500), standing(9, 4, false)), "the companion sleeps");
+    assert!(!look.look(moment(30, 500), standing(9, 4, true)), "the companion was just woken");
     let remedies = [false, true, true, false, true].map(|starves| look.remedy(starves));
     use Remedy::{Leave, None, Release};
     assert_eq!(remedies, [None, Leave, Release, None, Leave]);

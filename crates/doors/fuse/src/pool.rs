@@ -1,28 +1,29 @@
-//! The workers of a mount, and which of them receives (the Leader/Followers pattern).
+//! The workers of a mount, and the choice of the one that receives (the Leader/Followers pattern).
 //!
-//! One worker, the *receiver*, takes request after request from the kernel and serves each itself.
-//! The others sleep on a condition variable. The kernel does not know them, so a new request wakes
-//! no thread while the receiver is awake. The alternative is that all workers wait in the kernel;
-//! then each request wakes a sleeping thread, even if the receiver would take it a moment later.
-//! The right to receive is called the *turn*.
+//! One worker, the *receiver*, takes one request after the other from the kernel and serves each
+//! itself. The other workers sleep on a condition variable, not in the kernel's queue. So a new
+//! request wakes no thread while the receiver is awake. The alternative is that all workers wait in
+//! the kernel. Then each request wakes a sleeping thread, even if the receiver would take it a
+//! moment later. The right to receive is called the *turn*.
 //!
 //! # When another worker receives
 //! - The receiver is about to wait for a device or for a lock (`kedge_base::wait`). It returns its
-//!   turn first, and takes a new one when its request is served. [`crate::handoff`] decides when it
-//!   keeps the turn nevertheless.
+//!   turn first, and takes a new one after its request. [`crate::handoff`] decides when it keeps
+//!   the turn nevertheless.
 //! - The receiver serves one request for longer than a tick of the *watcher*, a thread that runs
-//!   while requests are served. So a place that waits without notice delays a request by at most
-//!   two ticks.
-//! - The receiver found many requests without a pause. Then one more worker receives beside it, as
-//!   long as there are processors. A receiver that finds no request leaves, except for the last.
+//!   while requests are served. So code that waits without calling `kedge_base::wait` delays other
+//!   requests by at most two ticks.
+//! - The receiver found many consecutive requests without a pause. Then one more worker receives as
+//!   well, as long as there are processors. A receiver that finds no request leaves, except the
+//!   last.
 //! - The *companion* receives instead of the others, or the others instead of the companion:
 //!   [`crate::placement`].
 //!
 //! # A companion without a processor
-//! The companion has the policy `SCHED_IDLE`, and may get no time for seconds where programs
-//! compute on all processors. It may hold the lock of the pool then, also because it got it as the
-//! one that had slept for it longest. So the watcher waits for that lock no longer than a tick, and
-//! sleeps with another one. On an idle mount another worker receives, because the watcher sleeps.
+//! The companion has the policy `SCHED_IDLE`, and may get no time for seconds if programs compute
+//! on all processors. It may then hold the lock of the pool, possibly because the lock was handed
+//! to it while it slept. So the watcher waits for that lock at most one tick, and sleeps with
+//! another lock. On an idle mount another worker receives, because the watcher sleeps then.
 //!
 //! # When there is no request
 //! The last receiver polls for a short time before it sleeps in the kernel ([`AdaptivePoll`]): a
@@ -31,11 +32,11 @@
 //! # Why each request is received
 //! A turn is taken and returned under one lock, and returning it wakes a sleeping worker that may
 //! take it. So while a worker sleeps here, `receivers` turns are held, each by a worker that
-//! receives or serves. A worker that serves either ends its request and receives again, or loses
-//! its turn to the watcher. If every worker serves a request that waits, the watcher starts more
-//! workers, up to a limit. At the limit no worker receives until one of the requests has ended.
-//! So a device with a long latency is given as many requests at a time as clients make, and a mount
-//! whose requests rarely wait has few threads.
+//! receives or serves. A worker that serves either finishes its request and receives again, or
+//! loses its turn to the watcher. If every worker serves a request that waits, the watcher starts
+//! more workers, up to a limit. At the limit no worker receives until one of the requests is
+//! finished. So a device with a long latency gets as many concurrent requests as clients make, and
+//! a mount whose requests rarely wait has few threads.
 
 use crate::handoff::{HandOff, Moment, Wait};
 use crate::placement::{Placement, PlacementMode, Remedy, Starvation, Trials};
@@ -48,10 +49,10 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::time::Duration;
 
-/// The interval of the watcher. On a busy machine a worker may not run for some milliseconds
-/// although it does not wait.
+/// The interval of the watcher. On a busy machine, a worker that does not wait may still lack a
+/// processor for some milliseconds.
 const TICK: Duration = Duration::from_millis(5);
-/// Rounds of the watcher without a request after which the companion receives no more.
+/// Ticks without a request after which the companion stops receiving.
 const IDLE_TICKS: u32 = 8;
 /// Requests without a pause after which one more worker receives.
 const PRESSURE: u32 = 64;
@@ -61,23 +62,23 @@ pub(crate) struct WorkerPool {
     state: Mutex<State>,
     /// Workers without a turn sleep here.
     turn: Condvar,
-    /// The companion sleeps here, which is the last worker if there is a placement.
+    /// The condition variable of the companion, which is the last worker if there is a placement.
     companion_turn: Condvar,
-    /// The companion is to receive.
+    /// Whether the companion must receive.
     with_companion: AtomicBool,
     placement: Option<Placement>,
-    /// The watcher sleeps here, with a lock that the companion never takes.
+    /// The condition variable of the watcher. Its lock is never taken by the companion.
     bell: Condvar,
     bell_lock: Mutex<()>,
-    /// What `State::ended` says, for a watcher that sleeps.
+    /// A copy of `State::ended` for the watcher, readable without the lock.
     closed: AtomicBool,
     slots: Vec<Slot>,
-    /// Workers that may be started, without the companion.
+    /// The number of workers that may be started, without the companion.
     workers_max: AtomicUsize,
     receivers_max: usize,
-    /// The watcher is awake, or has been notified.
+    /// Whether the watcher is awake or has been notified.
     watched: AtomicBool,
-    /// Requests received.
+    /// The number of requests received.
     received: AtomicU64,
     handoff: HandOff,
     /// Whether a receiver may keep its turn while it waits.
@@ -86,39 +87,41 @@ pub(crate) struct WorkerPool {
 }
 
 struct State {
-    /// Workers that have been started, without the companion.
+    /// The number of workers that have been started, without the companion.
     started: usize,
-    /// Of these, the workers that wait for a turn.
+    /// The number of them that wait for a turn.
     waiting: usize,
-    /// Workers that hold a turn, which is the right to receive requests.
+    /// The number of workers that hold a turn, the right to receive requests.
     receivers: usize,
-    /// The most workers that may hold a turn; at least one.
+    /// The number of workers that may hold a turn; at least one.
     receivers_wanted: usize,
-    /// The companion lost its turn while it serves a request: until it is back, others receive.
+    /// Whether the companion has lost its turn while it serves a request. Until it waits for a turn
+    /// again, others receive.
     companion_away: bool,
     ended: bool,
 }
 
 #[derive(Default)]
 struct Slot {
-    /// The worker holds a turn.
+    /// Whether the worker holds a turn.
     turn: AtomicBool,
     /// Odd while the worker serves a request. Increases at each begin and end.
     served: AtomicU64,
-    /// The opcode of the request.
+    /// The opcode of the present request.
     opcode: AtomicU32,
-    /// The value of `served` at the last reply. Until it changes, no client waits for this worker.
+    /// The value of `served` at the last reply. While both are equal, no client waits for this
+    /// worker.
     answered: AtomicU64,
 }
 
-/// What the workers did, for `system.kedgefs.stats`.
+/// Counters of the workers, for `system.kedgefs.stats`.
 #[derive(Default)]
 pub(crate) struct Counts {
     /// Reads that found no request.
     pub polls: Counter,
-    /// Times that a receiver, after a request, found no other.
+    /// How often a receiver found no request right after another one.
     pub pauses: Counter,
-    /// Waits in the kernel.
+    /// How often a receiver slept in the kernel.
     pub sleeps: Counter,
     /// Turns returned before a wait.
     pub passed: Counter,
@@ -126,7 +129,7 @@ pub(crate) struct Counts {
     pub kept: Counter,
     /// Turns that the watcher took from a worker.
     pub taken: Counter,
-    /// Rounds of the watcher.
+    /// Ticks of the watcher.
     pub ticks: Counter,
 }
 
@@ -146,8 +149,8 @@ impl Counts {
 }
 
 impl WorkerPool {
-    /// The caller starts as many workers as `workers` begins with, and the companion if there is a
-    /// `placement`. [`WorkerPool::watch`] starts more, up to the end of `workers`.
+    /// The caller must start `workers.start()` workers, and the companion if there is a
+    /// `placement`. [`WorkerPool::watch`] starts more, up to `workers.end()`.
     pub(crate) fn new(
         workers: RangeInclusive<usize>,
         receivers_max: usize,
@@ -183,13 +186,13 @@ impl WorkerPool {
         }
     }
 
-    /// The workers of a lane. A receiver never keeps its turn while it waits, because only the
+    /// The pool of a lane. Its receiver never keeps the turn while it waits, because only the
     /// worker with the turn sends the replies of other threads.
     pub(crate) fn of_lane(workers: RangeInclusive<usize>) -> WorkerPool {
         WorkerPool { keeps: false, ..WorkerPool::new(workers, 1, None) }
     }
 
-    /// Waits until `worker` may receive. `false`: the connection has ended.
+    /// Waits until `worker` may receive. Returns false if the connection has ended.
     pub(crate) fn take_turn(&self, worker: usize) -> bool {
         let mut state = self.state.lock();
         let companion = self.is_companion(worker);
@@ -211,7 +214,8 @@ impl WorkerPool {
         true
     }
 
-    /// Returns the turn of `worker`, if it holds one, and wakes a worker to take it.
+    /// Returns the turn of `worker`, if it holds one, and wakes another worker. Returns whether it
+    /// held one.
     fn return_turn(&self, worker: usize) -> bool {
         let mut state = self.state.lock();
         self.return_in(&mut state, worker)
@@ -227,7 +231,7 @@ impl WorkerPool {
         held
     }
 
-    /// Wakes a worker that may receive.
+    /// Wakes a worker that may take a returned turn.
     fn wake_one(&self, state: &State) {
         if self.with_companion.load(Relaxed) && !state.companion_away {
             self.companion_turn.notify_one();
@@ -236,7 +240,7 @@ impl WorkerPool {
         }
     }
 
-    /// Workers that have been started.
+    /// The number of workers that have been started.
     pub(crate) fn started(&self) -> usize {
         self.state.lock().started
     }
@@ -245,7 +249,7 @@ impl WorkerPool {
         self.placement.as_ref()
     }
 
-    /// The number of the companion, if there is to be one.
+    /// The number of the companion; `None` without a placement.
     pub(crate) fn companion(&self) -> Option<usize> {
         self.placement.is_some().then(|| self.slots.len() - 1)
     }
@@ -259,7 +263,8 @@ impl WorkerPool {
         with_companion == self.is_companion(worker)
     }
 
-    /// Returns the turn of a worker between two requests if another one is to receive instead.
+    /// Between two requests: returns the turn of `worker` if other workers must receive instead.
+    /// Returns whether it did.
     pub(crate) fn hand_over(&self, worker: usize) -> bool {
         if self.placement.is_none() || self.with_companion.load(Relaxed) == self.is_companion(worker) {
             return false;
@@ -268,14 +273,14 @@ impl WorkerPool {
         !self.may_receive(&state, worker) && self.return_in(&mut state, worker)
     }
 
-    /// Whether the companion receives from now on.
+    /// Sets whether the companion must receive from now on.
     fn set_companion(&self, state: &State, on: bool) {
         if self.with_companion.swap(on, Relaxed) != on {
             self.wake_one(state);
         }
     }
 
-    /// The worker is about to wait. Returns the argument for [`WorkerPool::waited`].
+    /// Must be called before the worker waits. Returns the argument for [`WorkerPool::waited`].
     pub(crate) fn about_to_wait(&self, worker: usize, now: Duration) -> Wait {
         let wait = Wait { began: self.moment(now), ended: None, kept: self.keeps && self.handoff.keeps() };
         if wait.kept {
@@ -290,8 +295,9 @@ impl WorkerPool {
         Moment { at: now, received: self.received.load(Relaxed) }
     }
 
-    /// The wait is over, and its request has its reply. If the turn was kept, the receiver has
-    /// read the next request. `another`: that one is of another thread.
+    /// Must be called after the wait and the reply to its request. If the turn was kept, the
+    /// receiver must have read the next request. `another`: the next request is from another thread
+    /// than the one that got the reply.
     pub(crate) fn waited(&self, wait: Wait, now: Duration, another: bool) {
         self.handoff.learn(wait, self.moment(now), another);
     }
@@ -306,8 +312,8 @@ impl WorkerPool {
         self.slots[worker].turn.load(Acquire)
     }
 
-    /// A receiver that found no request returns its turn if another worker still receives. Returns
-    /// whether it did.
+    /// Returns the turn of a receiver that found no request, if another worker still receives.
+    /// Returns false if there is no other.
     pub(crate) fn leave_if_spare(&self, worker: usize) -> bool {
         if self.receivers_max == 1 {
             return false;
@@ -316,7 +322,7 @@ impl WorkerPool {
         if state.receivers <= 1 {
             return false;
         }
-        // No worker is woken for this turn.
+        // The turn is given up and not passed on, so no worker is woken.
         if self.slots[worker].turn.swap(false, Release) {
             state.receivers -= 1;
             state.receivers_wanted = (state.receivers_wanted - 1).max(1);
@@ -324,7 +330,7 @@ impl WorkerPool {
         true
     }
 
-    /// A receiver found `in_a_row` requests without a pause.
+    /// Called when a receiver found `in_a_row` consecutive requests without a pause.
     pub(crate) fn feel_pressure(&self, in_a_row: u32) {
         if self.receivers_max == 1 || !in_a_row.is_multiple_of(PRESSURE) {
             return;
@@ -340,29 +346,30 @@ impl WorkerPool {
         self.received.fetch_add(1, Relaxed);
         self.slots[worker].opcode.store(opcode, Relaxed);
         self.slots[worker].served.fetch_add(1, SeqCst);
-        // Either the watcher reads the new count, or this thread reads that the watcher sleeps.
+        // Either the watcher reads the increased count, or this thread finds that the watcher
+        // sleeps.
         if !self.watched.load(SeqCst) && !self.watched.swap(true, SeqCst) {
             let _bell = self.bell_lock.lock();
             self.bell.notify_one();
         }
     }
 
-    /// The worker is about to send a reply.
+    /// Must be called before the worker sends a reply.
     pub(crate) fn answering(&self, worker: usize) {
-        // Without a placement no thread reads it.
+        // Only the placement reads the value.
         if self.placement.is_some() {
             let slot = &self.slots[worker];
             slot.answered.store(slot.served.load(Relaxed), Release);
         }
     }
 
-    /// The opcodes of the requests that workers serve.
+    /// The opcodes of the requests that workers are serving.
     pub(crate) fn serves(&self) -> Vec<u32> {
         let serving = self.slots.iter().filter(|slot| slot.served.load(SeqCst) % 2 == 1);
         serving.map(|slot| slot.opcode.load(Relaxed)).collect()
     }
 
-    /// Whether some worker serves a request that has no reply yet.
+    /// Whether a worker serves a request that has no reply yet.
     fn owes_a_reply(&self) -> bool {
         self.slots.iter().any(|slot| {
             let served = slot.served.load(SeqCst);
@@ -374,14 +381,15 @@ impl WorkerPool {
         self.slots[worker].served.fetch_add(1, SeqCst);
     }
 
-    /// The workers are about to end, and that is not to wait for a busy processor.
+    /// Called when the workers are about to end. The companion's end must not wait for a busy
+    /// processor.
     pub(crate) fn hasten_end(&self) {
         if let Some(placement) = &self.placement {
             placement.companion.hasten_end();
         }
     }
 
-    /// The connection has ended, or a worker has.
+    /// Ends all workers, because the connection or one of them has ended.
     pub(crate) fn close(&self) {
         self.state.lock().ended = true;
         self.turn.notify_all();
@@ -391,20 +399,19 @@ impl WorkerPool {
         self.bell.notify_all();
     }
 
-    /// Workers that are to be started now: some if every worker serves a request that waits, and
-    /// more may be started.
+    /// The numbers of the workers to start now: some if every worker serves a request that waits,
+    /// and the limit is not reached.
     fn lacking(&self, state: &State) -> Range<usize> {
         let companion = self.with_companion.load(Relaxed) && !state.companion_away;
         let receives = state.receivers > 0 || state.waiting > 0 || companion;
         let room = self.workers_max.load(Relaxed).saturating_sub(state.started);
-        // Each round adds a quarter: 60 more take some fifteen rounds.
+        // Each tick adds a quarter: 60 more workers take about fifteen ticks.
         let more =
             if receives || state.ended { 0 } else { (state.started / 4).clamp(1, room.max(1)).min(room) };
         state.started..state.started + more
     }
 
-    /// Starts the workers that are lacking. The first that cannot be started is the last that is
-    /// tried for this mount.
+    /// Starts the workers that are lacking. After a failure no more are started for this mount.
     fn grow(&self, state: &mut MutexGuard<'_, State>, start: &dyn Fn(usize) -> std::io::Result<()>) {
         for worker in self.lacking(state) {
             match MutexGuard::unlocked(state, || start(worker)) {
@@ -418,8 +425,9 @@ impl WorkerPool {
         }
     }
 
-    /// The watcher's thread. It sleeps while nothing is served. `has_request`: whether the kernel
-    /// holds a request that no worker has received. `start` starts the worker of that number.
+    /// The body of the watcher's thread, which sleeps while nothing is served. `has_request`
+    /// returns whether the kernel has a request that no worker has received. `start` starts the
+    /// worker with this number.
     pub(crate) fn watch(&self, has_request: &dyn Fn() -> bool, start: &dyn Fn(usize) -> std::io::Result<()>) {
         let mut seen = vec![0; self.slots.len()];
         let clock = SystemClock::default();
@@ -430,7 +438,7 @@ impl WorkerPool {
         let mut idle_ticks = 0;
         while !self.closed.load(SeqCst) {
             if !self.sleep_until_tick() {
-                // The idle time until now says nothing about the load that begins.
+                // The idle time until now is irrelevant for the load that begins.
                 spare = self.placement.is_some().then(|| Spare::new(clock.monotonic()));
                 continue;
             }
@@ -449,7 +457,7 @@ impl WorkerPool {
                 }
                 starvation.forget();
                 self.watched.store(false, SeqCst);
-                // A request that began before the store did not notify.
+                // A request that began before the store above did not notify the watcher.
                 if self.look(&mut state, &mut seen) {
                     self.watched.store(true, SeqCst);
                 }
@@ -457,21 +465,23 @@ impl WorkerPool {
         }
     }
 
-    /// Sleeps for a tick. `false`: it was a longer sleep, without a request to watch.
+    /// Sleeps for a tick. Returns false after a longer sleep, during which there was nothing to
+    /// watch.
     fn sleep_until_tick(&self) -> bool {
         let mut bell = self.bell_lock.lock();
         if self.watched.load(SeqCst) {
             self.bell.wait_for(&mut bell, TICK);
             return true;
         }
-        // Closing the pool takes the lock after it has set this.
+        // `close` sets this before it takes the lock.
         if !self.closed.load(SeqCst) {
             self.bell.wait(&mut bell);
         }
         false
     }
 
-    /// Only a starved companion keeps the lock for a tick. It may have got it while it slept.
+    /// Takes the lock of the pool. Only a starved companion holds it for a whole tick: the lock may
+    /// have been handed to it while it slept.
     fn lock_at_tick(&self) -> MutexGuard<'_, State> {
         loop {
             if let Some(state) = self.state.try_lock_for(TICK) {
@@ -483,32 +493,34 @@ impl WorkerPool {
         }
     }
 
-    /// Has another worker receive on an idle mount. Programs may begin to compute on all processors
-    /// while the watcher sleeps. Then the next request would wait for the companion, and only a
-    /// request that was received wakes the watcher. `false`: not yet.
+    /// Lets another worker receive on an idle mount. Programs may begin to compute on all
+    /// processors while the watcher sleeps. The next request would then wait for the companion, and
+    /// the watcher wakes only when a request was received. Returns false if it is too early for
+    /// that.
     fn dismiss_companion(&self, state: &mut State, idle_ticks: u32) -> bool {
-        // It may have been woken for its turn, and wait for a processor to take it.
+        // The companion may have been woken for its turn and still wait for a processor to take it.
         let has_it = |worker: &usize| self.holds_turn(*worker) || self.with_companion.load(Relaxed);
         let Some(companion) = self.companion().filter(has_it) else { return true };
-        // Short pauses would otherwise cost the companion its turn again and again.
+        // Otherwise the companion would lose its turn at every short pause.
         if idle_ticks < IDLE_TICKS || state.waiting == 0 {
             return false;
         }
         self.set_companion(state, false);
-        // It wakes with the next request, and may receive that one beside the other worker.
+        // The companion wakes with the next request, and may receive that one together with the
+        // other worker.
         self.return_in(state, companion);
         true
     }
 
-    /// The companion may have a request, or is the one to get the next.
+    /// Whether the companion holds the turn or serves a request.
     fn companion_serves(&self) -> bool {
         self.companion().is_some_and(|worker| {
             self.holds_turn(worker) || !self.slots[worker].served.load(SeqCst).is_multiple_of(2)
         })
     }
 
-    /// Decides whether the companion receives, at a tick of the watcher. `busy`: no processor is
-    /// idle.
+    /// At a tick of the watcher, decides whether the companion receives. `busy` means that no
+    /// processor is idle.
     fn place(
         &self,
         state: &mut State,
@@ -519,7 +531,7 @@ impl WorkerPool {
     ) {
         let Some(placement) = self.placement.as_ref().filter(|p| p.companion.is_there()) else { return };
         let on = self.with_companion.load(Relaxed) || self.companion_serves();
-        // A client that computes on the companion's processor delays no client.
+        // If no client waits, the companion's lack of a processor delays no request.
         let starves = on
             && placement.companion.standing().is_some_and(|standing| starvation.look(now, standing))
             && (has_request() || self.owes_a_reply());
@@ -545,19 +557,19 @@ impl WorkerPool {
         if remedy == Remedy::Release
             && let Some(worker) = self.companion()
         {
-            // What it serves may take long.
+            // The companion may still serve its request for long, so another worker gets the turn.
             self.return_in(state, worker);
         }
     }
 
-    /// For `system.kedgefs.stats`; null if the mount has no placement.
+    /// The placement's state for `system.kedgefs.stats`; null if the mount has no placement.
     pub(crate) fn placement_json(&self) -> Value {
         let receives = self.with_companion.load(Relaxed);
         self.placement.as_ref().map_or(Value::Null, |placement| placement.to_json(receives))
     }
 
-    /// Takes the turn of each worker that still serves the request of the last round. Returns
-    /// whether any worker served.
+    /// Takes the turn from each worker that still serves the same request as at the last tick.
+    /// Returns whether any worker served.
     fn look(&self, state: &mut State, seen: &mut [u64]) -> bool {
         let mut busy = false;
         for (worker, (slot, seen)) in self.slots.iter().zip(seen).enumerate() {
@@ -573,11 +585,11 @@ impl WorkerPool {
     }
 }
 
-/// How long the receiver polls before it sleeps.
+/// Decides how long the receiver polls before it sleeps.
 ///
-/// Polling pays when the next request follows soon. So the time grows after short sleeps and
-/// shrinks after long ones: an idle mount does not poll. It is zero with one processor, and becomes
-/// zero when another thread used this processor.
+/// Polling pays off if the next request follows soon. So the time grows after short sleeps and
+/// shrinks after long ones: on an idle mount it becomes zero. It is always zero with one processor,
+/// and becomes zero if another thread used this processor.
 pub(crate) struct AdaptivePoll {
     limit: Duration,
     max: Duration,
@@ -585,9 +597,9 @@ pub(crate) struct AdaptivePoll {
 
 impl AdaptivePoll {
     const START: Duration = Duration::from_micros(5);
-    /// About the time that waking a sleeping thread takes.
+    /// The longest polling time: about the time that waking a sleeping thread takes.
     const MAX: Duration = Duration::from_micros(50);
-    /// A pause below this is short, beside the time of the wake-up at its end.
+    /// A pause below this is short. It includes the wake-up at its end.
     const SHORT: Duration = Duration::from_micros(200);
 
     pub(crate) fn new(processors: usize) -> AdaptivePoll {
@@ -595,12 +607,12 @@ impl AdaptivePoll {
         AdaptivePoll { limit: Duration::ZERO, max }
     }
 
-    /// Whether to poll on after `idle` without a request.
+    /// Whether to continue polling after `idle` without a request.
     pub(crate) fn lasts(&self, idle: Duration) -> bool {
         idle < self.limit
     }
 
-    /// The pause ended in a sleep and took `pause`.
+    /// Records that the receiver slept, and found the next request after `pause`.
     pub(crate) fn slept(&mut self, pause: Duration) {
         self.limit = if pause < Self::SHORT {
             (self.limit * 2).max(Self::START).min(self.max)
@@ -611,7 +623,7 @@ impl AdaptivePoll {
         };
     }
 
-    /// Another thread ran on this processor meanwhile.
+    /// Records that another thread ran on this processor during the polling.
     pub(crate) fn lost_processor(&mut self) {
         self.limit = Duration::ZERO;
     }

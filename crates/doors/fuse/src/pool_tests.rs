@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 
-/// A worker in a thread of its own, and the news that it has a turn.
+/// Lets a worker take its turn on a thread of its own. The receiver gets a message when it has the
+/// turn.
 fn takes_turn(pool: &Arc<WorkerPool>, worker: usize) -> (JoinHandle<bool>, Receiver<()>) {
     let (tell, told) = channel();
     let pool = pool.clone();
@@ -22,7 +23,7 @@ fn one_receives_until_it_passes_its_turn_on() {
     let pool = Arc::new(WorkerPool::new(3..=3, 1, None));
     assert!(pool.take_turn(0));
     let (second, told) = takes_turn(&pool, 1);
-    // What happens one after another in one thread is not too early for the other.
+    // The pool has at most one receiver, so pressure changes nothing.
     pool.feel_pressure(PRESSURE);
     assert!(!pool.leave_if_spare(0), "the last receiver stays");
     assert!(told.try_recv().is_err() && pool.holds_turn(0));
@@ -34,7 +35,7 @@ fn one_receives_until_it_passes_its_turn_on() {
     assert_eq!(pool.state.lock().receivers, 1);
 }
 
-/// No request arrived during many short waits. Then one arrives.
+/// No request arrived during many short waits. Then one does.
 #[test]
 fn a_turn_that_nobody_needed_is_kept() {
     let pool = WorkerPool::new(2..=2, 1, None);
@@ -75,8 +76,8 @@ fn pressure_calls_one_more_and_quiet_sends_it_away() {
     assert_eq!((state.receivers, state.receivers_wanted), (1, 1));
 }
 
-/// A worker that waits and does not say so loses its turn, and the watcher comes to rest although
-/// the worker still waits.
+/// A worker that waits without announcing it loses its turn. Then the watcher sleeps, although the
+/// worker still waits.
 #[test]
 fn the_watcher_takes_the_turn_of_a_worker_that_hangs() {
     let pool = Arc::new(WorkerPool::new(2..=2, 1, None));
@@ -86,7 +87,7 @@ fn the_watcher_takes_the_turn_of_a_worker_that_hangs() {
     };
     assert!(pool.take_turn(0));
     pool.begin(0, 0);
-    assert!(pool.take_turn(1), "it is taken from the first");
+    assert!(pool.take_turn(1), "the watcher takes the turn of worker 0");
     assert!(!pool.holds_turn(0));
     assert_eq!((pool.counts.taken.get(), pool.counts.passed.get()), (1, 0));
     for _ in 0..kedge_base::HANG.as_millis() / 2 {
@@ -96,7 +97,7 @@ fn the_watcher_takes_the_turn_of_a_worker_that_hangs() {
         kedge_base::pause(Duration::from_millis(2));
     }
     assert!(!pool.watched.load(SeqCst), "there is nothing to watch any more");
-    // It wakes again for the next request.
+    // The watcher wakes again for the next request.
     pool.begin(1, 0);
     pool.end(0);
     assert!(pool.take_turn(0));
@@ -106,8 +107,8 @@ fn the_watcher_takes_the_turn_of_a_worker_that_hangs() {
     assert!(!pool.take_turn(1), "the connection has ended");
 }
 
-/// All workers wait for requests to end. One more is started for the next request, and further ones
-/// as long as all wait; none beyond the limit, and none after one could not be started.
+/// While all workers wait within requests, the watcher starts more of them. It starts none beyond
+/// the limit, and none after a failure.
 #[test]
 fn workers_are_started_while_all_wait() {
     let pool = Arc::new(WorkerPool::new(2..=64, 1, None));
@@ -141,7 +142,7 @@ fn workers_are_started_while_all_wait() {
     watcher.join().unwrap();
 }
 
-/// A worker that waits for a turn, or a receiver, is enough.
+/// No worker is started if one waits for a turn or receives.
 #[test]
 fn no_worker_is_started_while_one_can_receive() {
     let pool = Arc::new(WorkerPool::new(2..=3, 1, None));
@@ -154,14 +155,14 @@ fn no_worker_is_started_while_one_can_receive() {
     }
     pool.slots[0].turn.store(false, Relaxed);
     pool.state.lock().receivers = 0;
-    assert!(pool.lacking(&pool.state.lock()).is_empty(), "one waits");
+    assert!(pool.lacking(&pool.state.lock()).is_empty(), "a worker waits for a turn");
     pool.close();
     assert!(!second.join().unwrap());
     let fixed = WorkerPool::new(2..=2, 1, None);
-    assert!(fixed.lacking(&fixed.state.lock()).is_empty(), "a number that was asked for stays");
+    assert!(fixed.lacking(&fixed.state.lock()).is_empty(), "a fixed number of workers stays");
 }
 
-/// Requests that come and go lose no turn however long they last together.
+/// A worker keeps its turn while each single request is short, however long they take together.
 #[test]
 fn a_busy_worker_keeps_its_turn() {
     let pool = WorkerPool::new(2..=2, 1, None);
@@ -172,7 +173,7 @@ fn a_busy_worker_keeps_its_turn() {
         assert!(pool.look(&mut pool.state.lock(), &mut seen));
         pool.end(0);
     }
-    assert!(pool.look(&mut pool.state.lock(), &mut seen), "it was busy until now");
+    assert!(pool.look(&mut pool.state.lock(), &mut seen), "workers have served since the last tick");
     assert!(!pool.look(&mut pool.state.lock(), &mut seen));
     assert!(pool.holds_turn(0));
     pool.begin(0, 0);
@@ -185,7 +186,7 @@ fn a_busy_worker_keeps_its_turn() {
 fn patience_follows_the_pauses() {
     let micros = Duration::from_micros;
     let mut adaptive_poll = AdaptivePoll::new(2);
-    assert!(!adaptive_poll.lasts(Duration::ZERO), "at first it sleeps");
+    assert!(!adaptive_poll.lasts(Duration::ZERO), "the first pause is a sleep");
     for _ in 0..20 {
         adaptive_poll.slept(micros(30));
     }
@@ -204,8 +205,8 @@ fn patience_follows_the_pauses() {
     assert!(!alone.lasts(Duration::ZERO), "with one processor the client could not ask meanwhile");
 }
 
-/// The companion receives when it is to, others while it serves something long, and again others
-/// when it is not to receive any more.
+/// The companion receives when it must, others while it serves a long request, and others again
+/// when it must not receive any more.
 #[test]
 fn the_companion_and_the_others_receive_in_turn() {
     let pool = Arc::new(WorkerPool::new(2..=2, 1, Some(Placement::new(PlacementMode::Auto))));
@@ -213,8 +214,8 @@ fn the_companion_and_the_others_receive_in_turn() {
     assert_eq!(companion, 2);
     assert!(pool.take_turn(0));
     let (thread, told) = takes_turn(&pool, companion);
-    assert!(!pool.hand_over(0), "it is not to receive yet");
-    // It is ready when it waits.
+    assert!(!pool.hand_over(0), "the companion must not receive yet");
+    // The companion is ready when it waits for its turn.
     while pool.state.lock().companion_away {
         std::thread::yield_now();
     }
@@ -223,11 +224,12 @@ fn the_companion_and_the_others_receive_in_turn() {
     assert!(pool.hand_over(0));
     assert!(thread.join().unwrap() && pool.holds_turn(companion));
     assert!(!pool.hand_over(companion));
-    // It waits for a device in its request: another worker receives, and gives the turn back.
+    // The companion waits for a device within its request: another worker receives, then returns
+    // the turn.
     let (thread, _told) = takes_turn(&pool, 1);
     pool.pass_on(companion);
     assert!(thread.join().unwrap());
-    assert!(!pool.hand_over(1), "it is not back");
+    assert!(!pool.hand_over(1), "the companion still waits");
     let (thread, _told) = takes_turn(&pool, companion);
     while pool.state.lock().companion_away {
         std::thread::yield_now();
@@ -241,8 +243,8 @@ fn the_companion_and_the_others_receive_in_turn() {
     assert_eq!(pool.state.lock().receivers, 1);
 }
 
-/// On an idle mount the companion sleeps in the kernel and holds the turn. Where programs begin to
-/// compute meanwhile, it would get no time to receive the next request.
+/// On an idle mount the companion sleeps in the kernel with the turn. If programs begin to compute,
+/// it would get no time to receive the next request.
 #[test]
 fn the_companion_of_an_idle_mount_loses_its_turn() {
     let pool = Arc::new(WorkerPool::new(2..=2, 1, Some(Placement::new(PlacementMode::On))));
@@ -262,13 +264,13 @@ fn the_companion_of_an_idle_mount_loses_its_turn() {
     pool.begin(companion, 0);
     pool.end(companion);
     kedge_base::pause(4 * TICK * IDLE_TICKS);
-    assert!(pool.holds_turn(companion), "no other worker could take it");
+    assert!(pool.holds_turn(companion), "no other worker waits for the turn");
     let (other, _told) = takes_turn(&pool, 1);
     assert!(other.join().unwrap() && !pool.holds_turn(companion));
     while pool.watched.load(SeqCst) {
         std::thread::yield_now();
     }
-    // It may receive once more.
+    // The companion may receive one more request.
     pool.begin(companion, 0);
     assert!(pool.companion_serves() && pool.watched.load(SeqCst));
     pool.end(companion);

@@ -1,5 +1,5 @@
-//! The directory for sockets that only one user can enter, and connections to these sockets with a
-//! time limit.
+//! The directory for sockets, which only one user can enter, and connections to these sockets with
+//! a time limit.
 //!
 //! # Why a directory and not abstract names
 //! Any process can bind a name in the abstract space first, in the network namespace that
@@ -43,7 +43,7 @@ pub struct PrivateDir {
     path: PathBuf,
 }
 
-/// The paths of such a directory, in the order in which they are tried.
+/// The paths of the directory, in the order in which they are tried.
 fn candidates() -> Vec<PathBuf> {
     let uid = rustix::process::geteuid();
     let set_id = uid != rustix::process::getuid() || rustix::process::getegid() != rustix::process::getgid();
@@ -55,7 +55,7 @@ fn candidates() -> Vec<PathBuf> {
 }
 
 impl PrivateDir {
-    /// Opens the first usable directory, which is made if it does not exist.
+    /// Opens the first usable directory. Makes the directory if it does not exist.
     pub fn make() -> io::Result<PrivateDir> {
         let mut why = None;
         for path in candidates() {
@@ -71,7 +71,7 @@ impl PrivateDir {
         Err(why.expect("there is at least one candidate"))
     }
 
-    /// All existing directories, because a process with another environment may use another one.
+    /// All existing directories: a process with another environment may use another one.
     pub fn all() -> impl Iterator<Item = PrivateDir> {
         candidates().into_iter().filter_map(|path| PrivateDir::open(path).ok())
     }
@@ -90,7 +90,7 @@ impl PrivateDir {
         Ok(PrivateDir { fd, path })
     }
 
-    /// For messages.
+    /// The path, for messages.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -113,8 +113,8 @@ impl PrivateDir {
         Ok(Bound { dir: self, name: name.to_owned(), id: (stat.st_dev, stat.st_ino), listener, lock: None })
     }
 
-    /// As `listen`, for a process that must be the only one under its name. Fails with `WouldBlock`
-    /// while another process listens.
+    /// Like `listen`, for a process that must be the only one with this name. Fails with
+    /// `WouldBlock` while another process listens.
     pub fn listen_alone(self, name: &str) -> io::Result<Bound> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         // The lock file is never removed: a lock on a file that is removed and made again would
@@ -126,7 +126,7 @@ impl PrivateDir {
         Ok(bound)
     }
 
-    /// Whether there is a socket of this name, with or without a process.
+    /// Whether there is a socket with this name, even if no process listens at it.
     pub fn has(&self, name: &str) -> bool {
         let stat = statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW);
         stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket)
@@ -139,8 +139,8 @@ impl PrivateDir {
     }
 }
 
-/// Connects to a Unix socket. Fails if the listener does not accept within `patience`, which is
-/// then also the limit of each read and write.
+/// Connects to a Unix socket. Fails if the listener does not accept within `patience`, which also
+/// becomes the time limit of each read and write.
 pub fn connect_within(path: &Path, patience: Duration) -> io::Result<UnixStream> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
@@ -156,13 +156,14 @@ fn named(path: &Path, e: &io::Error) -> io::Error {
     io::Error::new(e.kind(), format!("{}: {e}", path.display()))
 }
 
-/// A listening socket. Its name is removed on drop, unless another process has taken the name over.
+/// A listening socket. Dropping it removes its name, unless another process has taken over the
+/// name.
 pub struct Bound {
     dir: PrivateDir,
     name: String,
     id: (u64, u64),
     listener: UnixListener,
-    /// Held as long as the socket listens.
+    /// The lock that keeps other processes from listening under this name.
     lock: Option<OwnedFd>,
 }
 
@@ -171,7 +172,7 @@ impl Bound {
         &self.listener
     }
 
-    /// For messages.
+    /// The path, for messages.
     pub fn path(&self) -> PathBuf {
         self.dir.path.join(&self.name)
     }
@@ -185,8 +186,9 @@ impl fmt::Debug for Bound {
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        // Between the two calls only a process of the same user could take the name over. That
-        // process's mount would then lose its socket and be reached only through the kernel.
+        // Between the two calls only a process of the same user could take over the name. Its
+        // mount's socket would then be removed, and the mount could be reached only through the
+        // kernel.
         let there = statat(&self.dir.fd, &self.name, AtFlags::SYMLINK_NOFOLLOW);
         if there.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.id)
             && let Err(e) = unlinkat(&self.dir.fd, &self.name, AtFlags::empty())

@@ -45,8 +45,8 @@ fn a_name_is_reached_through_the_directory_however_long_its_path_is() {
     let client = open().connect("x", Duration::from_secs(1)).unwrap();
     bound.listener().accept().unwrap();
     drop(client);
-    // The directory is renamed and another takes its place; the descriptor still refers to the
-    // first.
+    // The directory is renamed and replaced by another one. The descriptor still refers to the
+    // first one.
     let dir = open();
     let aside = place.path().join("aside");
     std::fs::rename(&path, &aside).unwrap();

@@ -11,10 +11,10 @@
 //!   opened by handle or exported by NFS; layers of containers are the more common use.
 //! - **One pin per entry.** Each reply that returns an inode to the kernel pins it once; FORGET
 //!   releases pins. An open file needs no pin of its own: the kernel forgets no inode that is open.
-//! - **No opens** (`no_open`), unless the image may hold immutable files ([`crate::opens`]). The
+//! - **No opens** (`no_open`), unless the image may contain immutable files ([`crate::opens`]). The
 //!   reply to OPEN and OPENDIR is ENOSYS. The kernel then opens and closes files without a request,
-//!   and keeps their cache. There are three traps. (1) The kernel accepts ENOSYS only as the reply
-//!   to the *first* open. So CREATE fails with ENOSYS too, and the kernel goes on with MKNOD and an
+//!   and keeps their cache. Three consequences: (1) The kernel accepts ENOSYS only as the reply to
+//!   the *first* open. So CREATE fails with ENOSYS too, and the kernel continues with MKNOD and an
 //!   open. Besides, a file opened by CREATE is always RELEASEd, synchronously on a `fuseblk` mount.
 //!   (2) ATOMIC_O_TRUNC must not be negotiated: O_TRUNC would be part of an OPEN that is never
 //!   sent, and be lost. (It must not be negotiated without `handle_killpriv` either: the kernel
@@ -56,7 +56,7 @@
 //!   name.
 //!
 //! # Threads
-//! [`crate::pool`] explains which worker receives, and why usually only one does.
+//! [`crate::pool`] explains which worker receives, and why there is usually only one receiver.
 //!
 //! A change that has to wait for the end of a freeze occupies no worker: see [`crate::parking`].
 //!
@@ -105,35 +105,36 @@ pub struct Server<O> {
     pub(crate) ops: Arc<O>,
     pub(crate) transport: Arc<dyn Transport>,
     pub(crate) options: FuseOptions,
-    /// Negotiated with the kernel: the kernel owns size and times of regular files.
+    /// Whether the kernel owns size and times of regular files (negotiated at INIT).
     pub(crate) writeback: AtomicBool,
-    /// Negotiated with the kernel: access control lists, and modes without the umask applied.
+    /// Whether the kernel uses access control lists and sends modes without the umask applied
+    /// (negotiated at INIT).
     pub(crate) acls: AtomicBool,
     /// Whether the kernel checks the caller's right to set file flags before it sends the ioctl.
     pub(crate) flags_checked: AtomicBool,
-    /// Opens that can store into pages.
+    /// Opens that can change pages.
     pub(crate) opens: Opens,
     pub(crate) atomics: Arc<Atomics>,
     pub(crate) settled: mpsc::Sender<PageJob>,
-    /// Run by DESTROY, so it completes before umount(2) returns.
+    /// Called by DESTROY, so that it completes before umount(2) returns.
     on_destroy: Mutex<Option<OnDestroy>>,
     requests: [Counter; OPCODES],
     requests_unknown: Counter,
     failures: Arc<Failures>,
     pub(crate) pool: Arc<WorkerPool>,
-    /// The mount's part of `system.kedgefs.info`.
+    /// The member `mount` of `system.kedgefs.info`.
     mount: Value,
     /// Receives connections to the mount's socket that begin with [`crate::status::VISIT`].
     visits: Option<Visits>,
     pub(crate) changes: Changes,
     /// The member `device_requests` of information and counters.
     device_requests: Option<DeviceState>,
-    /// Dropped before the file system is closed, because another file system may then get its
+    /// Dropped before the file system is closed: after the close another file system may get its
     /// device number.
     status: Mutex<Option<Status>>,
     /// `None` if the mount cannot be frozen.
     pub(crate) parking: Option<Parking>,
-    /// `None` if no other server takes this one's place when it dies.
+    /// `None` if no keeper replaces this server when it dies.
     pub(crate) kept: Option<Arc<Kept>>,
 }
 
@@ -179,18 +180,18 @@ impl<O: Ops> Server<O> {
         (server, jobs)
     }
 
-    /// Adds the receiver of visits and the source of the device's pending requests.
+    /// Sets the receiver of visits and the source of the device's pending requests.
     pub(crate) fn offering(self, visits: Option<Visits>, device_requests: Option<DeviceState>) -> Server<O> {
         Server { visits, device_requests, ..self }
     }
 
-    /// Adds the count of changes made without the kernel; while there are any, names get a timeout
-    /// of zero.
+    /// Sets the counter of threads that make changes without the kernel. While it is not zero,
+    /// names get a timeout of zero.
     pub(crate) fn with_changes(self, changes: &Changes) -> Server<O> {
         Server { changes: changes.clone(), ..self }
     }
 
-    /// Starts the status socket, which works even while no worker is free.
+    /// Starts the status socket, which replies even while no worker is free.
     pub(crate) fn open_status(self: &Arc<Self>, device: &str) {
         let server = Arc::downgrade(self);
         let read = Arc::new(move |name: &[u8]| server.upgrade()?.control_xattr(name));
@@ -206,7 +207,7 @@ impl<O: Ops> Server<O> {
         (Server { parking: Some(Parking::new(send)), ..self }, jobs)
     }
 
-    /// Runs the session's final action; at most once.
+    /// Calls the session's final function, at most once.
     pub(crate) fn destroy(&self) {
         drop(self.status.lock().take());
         self.atomics.clear();
@@ -222,7 +223,7 @@ impl<O: Ops> Server<O> {
         let mut answer = abi::InitOut::new_zeroed();
         answer.major = abi::MAJOR;
         if offer.major > abi::MAJOR {
-            // The kernel sends INIT again with the version in the reply.
+            // The kernel then sends INIT again, with the version in the reply.
             return Ok(answer);
         }
         if offer.major < abi::MAJOR || offer.minor < abi::MINOR_MIN {
@@ -318,7 +319,7 @@ impl<O: Ops> Server<O> {
         Some(value.into_bytes())
     }
 
-    /// The mount, with what its keeper has seen.
+    /// The member `mount`, with the deaths and handovers that the keeper has noted.
     fn mount_json(&self) -> Value {
         let mut mount = self.mount.clone();
         if let (Some(kept), Some(members)) = (&self.kept, mount.as_object_mut()) {
@@ -354,13 +355,14 @@ impl<O: Ops> Server<O> {
         Reply::new(self.transport.clone(), self.failures.clone(), request)
     }
 
-    /// Notifies the kernel that attributes have changed without it.
+    /// Notifies the kernel that an inode's attributes have changed for a reason that the kernel
+    /// does not know.
     pub(crate) fn forget_attributes(&self, ino: u64) {
         settle::forget_attributes(&*self.transport, Ino(ino));
     }
 }
 
-/// The accepted flags from bit 32 on, of those that the kernel offers.
+/// Returns the offered flags from bit 32 on that the server accepts.
 fn upper_flags(minor: u32, offered: u32) -> u32 {
     let mut wanted = 0;
     if minor >= abi::MINOR_EPOCH {

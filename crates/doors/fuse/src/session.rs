@@ -1,4 +1,4 @@
-//! A mount that is being served: its threads, and how it ends.
+//! A mount that is being served: its threads, and its end.
 
 use crate::abi;
 use crate::companion::{Follower, may_release};
@@ -34,8 +34,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A mount made by [`crate::mount()`]. The kernel waits until [`MountedSession::run`] serves it;
-/// dropped before that, it unmounts.
+/// A mount made by [`crate::mount()`]. The kernel's requests wait until [`MountedSession::run`]
+/// serves them. If the session is dropped before that, it unmounts.
 pub struct MountedSession {
     transport: Option<Arc<dyn Transport>>,
     options: FuseOptions,
@@ -54,7 +54,7 @@ pub struct MountedSession {
 }
 
 impl MountedSession {
-    /// The session of a mount that was just made, over its connection to the kernel.
+    /// The session of a mount that was just made. `transport` is its connection to the kernel.
     pub(crate) fn new(
         transport: Arc<dyn Transport>,
         mount: MountPoint,
@@ -76,7 +76,8 @@ impl MountedSession {
         leave: Leave,
     ) -> Result<MountedSession, MountError> {
         let failed = |error| MountError::MountPoint { dir: dir.to_owned(), error };
-        // The next server waits for the end of each thread of this one.
+        // The next server waits until each thread of this one has ended, so a companion requires
+        // that the keeper can hasten its end.
         let placement = match sentinel::start(&life.area).map_err(failed)? && may_release() {
             true => options.placement,
             false => PlacementMode::Off,
@@ -100,7 +101,8 @@ impl MountedSession {
         Ok(session)
     }
 
-    /// Has this server leave its place to another one. `None` without a keeper.
+    /// Returns the object with which this server is replaced by another one. `None` without a
+    /// keeper.
     pub fn handover(&self) -> Option<Arc<Handover>> {
         self.handover.clone()
     }
@@ -119,13 +121,13 @@ impl MountedSession {
         Notifier::new(transport, self.changes.clone(), self.root)
     }
 
-    /// Says that the mount shows the tree with this root: it must be served with a
-    /// [`crate::OneTree`].
+    /// Sets the mounted tree, by the inode number of its root. The session must then be served with
+    /// a [`crate::OneTree`].
     pub fn show_tree(&mut self, root: Ino) {
         self.root = root;
     }
 
-    /// The root of the tree that the mount shows; that of the first tree if it shows all.
+    /// The root of the mounted tree; that of the first tree if the mount shows all.
     pub fn root(&self) -> Ino {
         self.root
     }
@@ -136,8 +138,8 @@ impl MountedSession {
         self.visits = Some(visits);
     }
 
-    /// Adds the device's pending requests to information and counters, as the member
-    /// `device_requests`.
+    /// Sets the source of the device's pending requests, which information and counters show as the
+    /// member `device_requests`.
     pub fn report_device(&mut self, requests: DeviceState) {
         self.device_requests = Some(requests);
     }
@@ -147,8 +149,8 @@ impl MountedSession {
         self.mount.request_unmount()
     }
 
-    /// Serves until the mount has ended. On a privileged mount the kernel sends DESTROY, and
-    /// everything is durable then. The caller closes the file system.
+    /// Serves until the mount has ended. On a privileged mount the kernel sends DESTROY, after
+    /// which everything is durable. The caller closes the file system.
     pub fn run<O: Ops>(self, ops: O) -> io::Result<()> {
         let ops = Arc::new(ops);
         let last = ops.clone();
@@ -162,8 +164,9 @@ impl MountedSession {
         )
     }
 
-    /// [`MountedSession::run`], and calls `close` exactly once: on a privileged mount before
-    /// umount(2) returns, so that the image is closed then; otherwise after the last request.
+    /// Like [`MountedSession::run`], and calls `close` exactly once: on a privileged mount before
+    /// umount(2) returns, so that the image is closed by then, and otherwise after the last
+    /// request.
     pub fn run_and_close<O: Ops, E: Send + 'static>(
         self,
         ops: O,
@@ -251,7 +254,8 @@ impl Drop for MountedSession {
             // The keeper decides whether the mount ends.
             return;
         }
-        // The connection is closed first: an unmount would wait for an answer that no thread gives.
+        // The connection is closed first: otherwise the unmount would wait for a reply that no
+        // thread sends.
         if self.transport.take().is_some()
             && let Err(e) = unmount::unmount_as(&self.mount.dir, self.mount.privileged, true)
         {
@@ -260,16 +264,15 @@ impl Drop for MountedSession {
     }
 }
 
-/// Receives and replies on as many threads as the transport and its lanes take, this one included,
-/// until the connection ends. The module `pool` decides which of them receives, and when more are
-/// started.
+/// Serves requests until the connection ends, on this thread and as many others as the transport
+/// and its lanes use. The module `pool` decides which of them receives, and when more are started.
 pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) -> io::Result<()> {
     let mut lanes = Vec::new();
     for lane in transport.clone().lanes() {
         let server = server.clone();
         let pool = Arc::new(WorkerPool::of_lane(lane.workers()..=lane.workers_max()));
         let serve = move || {
-            // The kernel would still send requests this way, also after a panic.
+            // Stops the lane even after a panic: the kernel would still send requests to it.
             let _end = OnDrop(|| {
                 pool.close();
                 lane.stop();
@@ -287,7 +290,7 @@ pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) ->
     result
 }
 
-/// Makes a call when it is dropped.
+/// Calls the function when it is dropped.
 struct OnDrop<F: Fn()>(F);
 
 impl<F: Fn()> Drop for OnDrop<F> {
@@ -296,7 +299,7 @@ impl<F: Fn()> Drop for OnDrop<F> {
     }
 }
 
-/// Serves what comes through one transport, on this thread and others.
+/// Serves the requests of one transport, on this thread and others.
 fn serve_lane<O: Ops>(
     server: &Arc<Server<O>>,
     transport: &Arc<dyn Transport>,
@@ -329,7 +332,7 @@ fn serve_lane<O: Ops>(
     if watcher.join().is_err() {
         tracing::error!("the thread that watches the workers panicked");
     }
-    // No worker is started any more.
+    // No more workers are started now.
     let threads = std::mem::take(&mut *threads.lock());
     for thread in threads {
         let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("a FUSE worker panicked")));
@@ -377,8 +380,8 @@ fn work<O: Ops>(
     };
     let mut buf = RequestBuf::new();
     if server.kept.is_some() {
-        // A page that is not there yet cannot be had by a thread that is being killed. The kernel
-        // would fail the request that it copies there.
+        // Touches each page: while a thread is being killed, it can allocate no pages, and the
+        // kernel would fail the request that it copies to a missing one.
         buf.as_mut_bytes().fill(0);
     }
     let processors = match transport.polls() {
@@ -412,7 +415,7 @@ fn work<O: Ops>(
 
 /// One worker and its buffers.
 struct Work<'a, O> {
-    /// `None` unless this worker is the companion.
+    /// Chooses the companion's processor; `None` for other workers.
     follower: Option<Follower<'a>>,
     server: &'a Server<O>,
     transport: &'a dyn Transport,
@@ -421,23 +424,24 @@ struct Work<'a, O> {
     buf: RequestBuf,
     out: IoBuf,
     clock: SystemClock,
-    /// The wait in which the last request was served, until the pool has taken it.
+    /// The wait during which the last request was served, until it is reported to the pool.
     wait: Rc<Cell<Option<Wait>>>,
     adaptive_poll: AdaptivePoll,
 }
 
-/// Passes the wait in which the last request was served to the pool, if there was one.
+/// Reports the wait during which the last request was served to the pool, if there was one.
 fn report_wait(pool: &WorkerPool, wait: &Cell<Option<Wait>>, clock: SystemClock, another: bool) {
     if let Some(wait) = wait.take() {
         pool.waited(wait, clock.monotonic(), another);
     }
 }
 
-/// A longer yield means that another thread has run on this processor.
+/// If a yield takes longer, another thread has run on this processor.
 const YIELD_MAX: Duration = Duration::from_micros(10);
 
 impl<O: Ops> Work<'_, O> {
-    /// Receives and serves while this worker has the turn. `false`: the connection has ended.
+    /// Receives and serves while this worker holds the turn. Returns false if the connection has
+    /// ended.
     fn turn(&mut self) -> io::Result<bool> {
         self.transport.flush(self.worker, true)?;
         if !self.pool.take_turn(self.worker) {
@@ -447,9 +451,9 @@ impl<O: Ops> Work<'_, O> {
             follower.begins();
         }
         let mut in_a_row = 0u32;
-        // The thread that got the last reply.
+        // The thread that got the last reply of this worker.
         let mut answered = 0;
-        // When the pause began, as soon as it is known that there is one.
+        // The begin of the present pause, once it is known that there is one.
         let mut paused = None;
         loop {
             match self.transport.receive(self.worker, &mut self.buf)? {
@@ -462,7 +466,8 @@ impl<O: Ops> Work<'_, O> {
                     if let Some(follower) = &mut self.follower {
                         follower.received(asks, || self.clock.monotonic());
                     }
-                    // 0: the thread has no id in this process's pid namespace.
+                    // Thread id 0 means a thread outside this process's pid namespace, so it may be
+                    // another one.
                     report_wait(self.pool, &self.wait, self.clock, asks != answered || asks == 0);
                     answered = asks;
                     passing_on(|| self.server.handle(&request, &mut self.out));
@@ -498,7 +503,8 @@ impl<O: Ops> Work<'_, O> {
         let since = *paused.get_or_insert(now);
         self.pool.counts.polls.inc();
         if let Some(follower) = &mut self.follower {
-            // On its client's processor, a thread that polls keeps the client from running.
+            // The companion does not poll: it would keep the client from running on their common
+            // processor.
             follower.slept(now);
             self.pool.counts.sleeps.inc();
             return self.transport.wait(self.worker);
@@ -517,7 +523,7 @@ impl<O: Ops> Work<'_, O> {
     }
 }
 
-/// The mount's part of `system.kedgefs.info`.
+/// The member `mount` of `system.kedgefs.info`.
 fn mount_json(mount: &MountPoint, options: &FuseOptions, transport: &dyn Transport) -> Value {
     json!({
         "pid": std::process::id(),

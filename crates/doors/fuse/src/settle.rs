@@ -10,20 +10,20 @@
 //! - A WRITE to an append-only file: it bypasses the kernel's page cache (see the module `opens`),
 //!   whose last page a reader may have cached with the old bytes.
 //!
-//! Atomic writes are served here too (the module `atomics`): their pages must be dropped, and
-//! commits beside others wait for the log.
+//! The threads also serve atomic writes (the module `atomics`): their pages must be dropped, and
+//! concurrent commits wait for the log.
 //!
-//! Changes of whole trees are served here too (the module `trees`): they wait for a
-//! checkpoint, and for the kernel to drop a name. So are changes of limits (`tree_limits`).
+//! The threads also serve changes of whole trees (the module `trees`), which wait for a checkpoint
+//! and for the kernel to drop a name, and changes of limits (`tree_limits`).
 //!
-//! So the server notifies the kernel to invalidate the file's pages, which makes the kernel write
-//! the dirty pages, and then serves the request. If there is data at an LSEEK's offset itself, no
-//! dirty page can change the result, and the reply is sent immediately.
+//! So the server first notifies the kernel to invalidate the file's pages, which makes the kernel
+//! write the dirty pages, and then serves the request. If there is data at the offset of an LSEEK
+//! itself, no dirty page can change the result, and the reply is sent at once.
 //!
-//! The kernel returns from the invalidation when the pages are written, that is when workers have
-//! replied to the WRITEs. A worker that waited there could deadlock on itself, so these requests
-//! have their own threads. The callers hold the inode's lock in the kernel, but neither WRITE nor
-//! the invalidation takes it.
+//! The notification returns when the pages are written, that is, when workers have replied to the
+//! WRITEs. A worker that waited for this could deadlock, so these requests have their own threads.
+//! The callers hold the inode's lock in the kernel, but neither WRITE nor the invalidation takes
+//! it.
 //!
 //! While the file system is frozen, the pages of a file are not written before the thaw. A request
 //! for such a file waits, and must not delay requests for other files. So whenever all threads are
@@ -53,10 +53,10 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// Work for the threads.
+/// A job for the threads.
 pub enum PageJob {
     Request(SettledJob),
-    /// Makes the kernel drop what it shows of an atomic write.
+    /// Invalidates pages that a thread has written in an atomic write.
     Drop(Arc<Shown>),
 }
 
@@ -64,7 +64,7 @@ pub enum PageJob {
 pub struct SettledJob {
     pub(crate) reply: Reply,
     pub(crate) ino: Ino,
-    /// The offset from which on the pages must be written.
+    /// The file offset from which on the pages must be written.
     pub(crate) from: u64,
     pub(crate) then: Then,
 }
@@ -74,12 +74,13 @@ pub(crate) enum Then {
     /// Seeks from the same offset.
     Seek(SeekKind),
     SetFlags(FileFlags, Opens),
-    /// Nothing: the WRITE, which bypassed the pages, is complete, and they only had to be dropped.
+    /// Nothing more: the WRITE bypassed the pages and is complete, and the pages only had to be
+    /// dropped.
     Written(WriteOut),
     Tree(TreeCall),
     Limit(LimitCall),
     Commit(Taken),
-    /// The reply to a commit or an abort, for which the kernel has to drop pages.
+    /// Replies to a commit or abort, for which the kernel must first drop pages.
     Ended(Ended),
 }
 
@@ -102,8 +103,7 @@ pub fn serve<O: Ops>(ops: Arc<O>, transport: Arc<dyn Transport>, jobs: Receiver<
     let (jobs, idle, helpers) = (Mutex::new(jobs), AtomicUsize::new(0), Mutex::default());
     let pool = Arc::new(Pool { ops, transport, jobs, idle, helpers });
     pool.work();
-    // Each helper ends after its job. No helper starts another thread any more, because no jobs are
-    // left.
+    // Each helper ends after its job. No jobs are left, so no helper starts another thread.
     let helpers = std::mem::take(&mut *pool.helpers.lock());
     if helpers.into_iter().any(|helper| helper.join().is_err()) {
         tracing::error!("a thread for dirty pages panicked");
@@ -140,7 +140,7 @@ impl<O: Ops> Pool<O> {
             PageJob::Request(job) => job.ino.0,
             PageJob::Drop(shown) => shown.ino().0,
         };
-        // The reply is sent with EIO when the stack unwinds over it.
+        // When a panic unwinds the stack, the reply's destructor sends EIO.
         let answered = without_panic("the thread for dirty pages", || {
             match job {
                 PageJob::Request(job) => answer(&*self.ops, &*self.transport, job),
@@ -196,8 +196,8 @@ pub(crate) fn answer<O: Ops>(ops: &O, transport: &dyn Transport, job: SettledJob
     }
 }
 
-/// Bars opens that could store into pages. The kernel sends RELEASE after close(2) has returned, so
-/// this waits a moment for a file that was just closed.
+/// Bars opens that could change pages. If a file was just closed, waits a moment: the kernel sends
+/// RELEASE after close(2) has returned.
 fn bar(opens: &Opens, ino: Ino) -> Answer<Bar> {
     const TRIES: u32 = 20;
     const PAUSE: Duration = Duration::from_millis(10);
@@ -214,7 +214,7 @@ fn bar(opens: &Opens, ino: Ino) -> Answer<Bar> {
 pub(crate) fn forget_attributes(transport: &dyn Transport, ino: Ino) {
     let body = abi::InvalInodeOut { ino: ino.0, off: -1, len: 0 };
     if let Err(e) = transport.notify(abi::NOTIFY_INVAL_INODE, body.as_bytes()) {
-        // ENOENT: the kernel has forgotten the inode.
+        // ENOENT means that the kernel has no such inode.
         tracing::debug!(ino = ino.0, "attributes not invalidated: {e}");
     }
 }
@@ -223,7 +223,7 @@ fn write_dirty_pages(transport: &dyn Transport, ino: Ino, from: u64) -> Answer<(
     let off = i64::try_from(from).unwrap_or(i64::MAX);
     let body = abi::InvalInodeOut { ino: ino.0, off, len: 0 };
     transport.notify(abi::NOTIFY_INVAL_INODE, body.as_bytes()).map_err(|e| {
-        // The pages may still be dirty: return an error to the caller rather than a hole where data
+        // The pages may still be dirty. An error is better for the caller than a hole where data
         // is.
         tracing::warn!(ino = ino.0, "dirty pages are not written: {e}");
         Errno(e.raw_os_error().unwrap_or(libc::EIO))

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use zerocopy::{FromBytes, FromZeros};
 
-/// Records the replies: unique and error. Can be set to panic at a notification.
+/// Records the replies as unique and error. Can be set to panic at a notification.
 #[derive(Default)]
 struct Wire {
     replies: Mutex<Vec<(u64, i32)>>,
@@ -90,8 +90,8 @@ fn job(wire: &Arc<Wire>, unique: u64, ino: Ino, then: Then) -> PageJob {
     PageJob::Request(SettledJob { reply, ino, from: 0, then })
 }
 
-/// While the file system is frozen the pages of one file are not written, and chattr of that file
-/// waits for the thaw. Requests for other files do not wait.
+/// While the file system is frozen, the pages of one file are not written, and chattr on it waits
+/// for the thaw. Requests for other files do not wait.
 #[test]
 fn a_file_whose_pages_are_not_written_holds_up_no_other() {
     let (fs, ino) = file_system();
@@ -121,7 +121,7 @@ fn a_file_whose_pages_are_not_written_holds_up_no_other() {
     server.join().unwrap();
 }
 
-/// The lseek during the panic gets EIO, and later lseeks are served: no caller waits for a thread
+/// The lseek during the panic gets EIO. Later lseeks are served, so no caller waits for a thread
 /// that has ended.
 #[test]
 fn a_panic_answers_its_caller_and_those_behind_it_and_shuts_the_file_system_down() {
@@ -140,7 +140,8 @@ fn a_panic_answers_its_caller_and_those_behind_it_and_shuts_the_file_system_down
     wire.panics.store(true, SeqCst);
     assert_eq!(ask(2), -libc::EIO);
     wire.panics.store(false, SeqCst);
-    // A later lseek still gets a reply: an operation that only reads may work after a shutdown.
+    // A later lseek gets a reply too, with or without an error: reading may still work after a
+    // shutdown.
     let _either = ask(3);
     assert!(fs.create(Ino::ROOT, b"other", 0o644, OWNER).is_err(), "the file system is shut down");
     drop(send);

@@ -1,19 +1,19 @@
-//! Whether the processors have time to spare.
+//! Measures whether processors are idle.
 //!
-//! What [`crate::placement`] gains are wake-ups of idle processors. Where none is idle, there is
-//! nothing to gain, and a thread of `SCHED_IDLE` gets almost no time.
+//! [`crate::placement`] saves wake-ups of idle processors. If none is idle, there is nothing to
+//! save, and a thread with `SCHED_IDLE` gets almost no time.
 
 use crate::companion::process_set;
 use std::time::Duration;
 
 /// The time between two readings. The kernel reports in steps of 10 ms.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// The processors are busy if all of them together were idle for less than this part of the time of
-/// one. A single client leaves more, with and without the companion: it waits, or the second
-/// processor does.
+/// The processors count as busy if the sum of their idle times is less than the elapsed time
+/// divided by this number. A single client leaves more idle time, with and without the companion:
+/// the client waits, or the second processor does.
 const PART: u32 = 8;
 
-/// The idle time of the processors that this process may use, from time to time.
+/// Samples the idle time of the processors that this process may use.
 pub(crate) struct Spare {
     /// Time and idle time of the last reading.
     last: Option<(Duration, Duration)>,
@@ -21,13 +21,13 @@ pub(crate) struct Spare {
 }
 
 impl Spare {
-    /// The first reading: what follows is judged by the time since then.
+    /// Begins the first interval.
     pub(crate) fn new(now: Duration) -> Spare {
         Spare { last: idle_time().map(|idle| (now, idle)), busy: false }
     }
 
-    /// Whether the processors were busy in the last interval. `false` where the kernel reports no
-    /// idle times.
+    /// Whether the processors were busy in the last complete interval. False if the kernel reports
+    /// no idle times.
     pub(crate) fn are_busy(&mut self, now: Duration) -> bool {
         if self.last.is_some_and(|(at, _)| now.saturating_sub(at) >= INTERVAL) {
             self.judge(now, idle_time());
@@ -44,7 +44,7 @@ impl Spare {
     }
 }
 
-/// The sum over the processors that this process may use.
+/// The sum of the idle times of the processors that this process may use.
 fn idle_time() -> Option<Duration> {
     let set = process_set().ok()?;
     let ticks = idle_ticks(&std::fs::read_to_string("/proc/stat").ok()?, |cpu| {
@@ -54,8 +54,8 @@ fn idle_time() -> Option<Duration> {
     Some(Duration::from_micros(ticks.checked_mul(1_000_000)? / per_second))
 }
 
-/// Fields 4 (idle) and 5 (waiting for a device) of the lines of processors in proc_stat(5). `None`
-/// if no line is of a processor that counts.
+/// The sum of the fields 4 (idle) and 5 (waiting for a device) of the processors' lines in
+/// proc_stat(5). `counts` selects processors. `None` if it selects none of them.
 fn idle_ticks(stat: &str, counts: impl Fn(usize) -> bool) -> Option<u64> {
     let of_line = |line: &str| -> Option<u64> {
         let mut fields = line.strip_prefix("cpu")?.split_ascii_whitespace();

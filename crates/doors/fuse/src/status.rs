@@ -1,22 +1,22 @@
-//! Reports the state of a mount at a socket, even when no worker is free; the socket is also the
-//! way to the serving process without the kernel.
+//! Reports the state of a mount at a socket, even when no worker is free. Programs also use the
+//! socket to reach the serving process without the kernel.
 //!
-//! A worker returns the attributes of the root directory ([`crate::control`]). When the device
-//! hangs, all workers may wait for it, and no user could find out why. So a dedicated thread
-//! returns the same attributes at a socket. It does no IO, and takes only locks that no thread
+//! A worker returns the attributes of the root directory ([`crate::control`]). If the device hangs,
+//! all workers may wait for it, and then no user could find out why. So a dedicated thread returns
+//! the same attributes at a socket. The thread does no IO, and takes only locks that no thread
 //! holds during device IO.
 //!
-//! The name of the socket contains the device number of the file system, which the mount table
-//! shows. It lies in a directory that only the user who serves the mount can enter
+//! The socket's name contains the device number of the file system, which the mount table shows.
+//! The socket is in a directory that only the user who serves the mount can enter
 //! ([`crate::private`]). Other users who may enter the mount read the attributes.
 //!
-//! A message that begins with [`VISIT`] is not a query: the connection, with the message unread, is
-//! passed to the receiver of visits.
+//! A message that begins with [`VISIT`] is not a query: the connection is passed to the receiver of
+//! visits, with the message unread.
 //!
 //! # Bounds
-//! One query at a time, of at most [`QUESTION_MAX`] bytes in one piece, with [`PATIENCE`] for each
-//! read and write. A client waits at most [`ASK_PATIENCE`] in total, whatever the other end does;
-//! after that it reads the attributes through the kernel.
+//! The thread serves one query at a time, of at most [`QUESTION_MAX`] bytes in one piece, with a
+//! limit of [`PATIENCE`] for each read and write. A client waits at most [`ASK_PATIENCE`] in total,
+//! whatever the other end does, and then reads the attributes through the kernel.
 
 use crate::mountinfo::MountEntry;
 use crate::private::{Bound, PrivateDir};
@@ -33,7 +33,7 @@ use std::time::Duration;
 const QUESTION_MAX: usize = 256;
 const ANSWER_MAX: usize = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The time limit of a query: another client may be first in the queue and send nothing.
+/// The time limit of a query. It is needed because another client may be first and send nothing.
 const ASK_PATIENCE: Duration = Duration::from_secs(2);
 /// The pause after an error of accept(2), such as too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -41,13 +41,13 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The beginning of a visit's first message.
 pub const VISIT: &[u8] = b"kedge-";
 
-/// Returns the value of an attribute, by its name.
+/// Returns the value of the attribute with this name.
 pub(crate) type ReadState = Arc<dyn Fn(&[u8]) -> Option<Vec<u8>> + Send + Sync>;
 
 /// Receives a connection whose first message begins with [`VISIT`]. Must not wait.
 pub type Visits = Arc<dyn Fn(UnixStream) + Send + Sync>;
 
-/// The thread that serves queries. It ends on drop.
+/// The thread that serves queries. Dropping this ends the thread.
 pub(crate) struct Status {
     bound: Bound,
     ending: Arc<AtomicBool>,
@@ -74,7 +74,7 @@ impl Status {
                 let answered = accepted.and_then(|(stream, _)| answer(stream, &read, visits.as_ref()));
                 if let Err(e) = answered {
                     tracing::debug!("a question about the status was not answered: {e}");
-                    // The accept may fail again immediately.
+                    // The next accept may fail at once as well.
                     SystemClock::default().sleep(PAUSE);
                 }
             }
@@ -88,7 +88,7 @@ impl Drop for Status {
         self.ending.store(true, SeqCst);
         let Some(thread) = self.thread.take() else { return };
         match rustix::net::shutdown(self.bound.listener(), rustix::net::Shutdown::Both) {
-            // A client that is being served delays the join for a bounded time.
+            // A client that is being served delays the join, for a bounded time.
             Ok(()) if thread.join().is_err() => tracing::error!("the thread for the status panicked"),
             Ok(()) => {}
             Err(e) => tracing::warn!("the socket for the status stays open: {e}"),
@@ -112,8 +112,8 @@ fn answer(mut stream: UnixStream, read: &ReadState, visits: Option<&Visits>) -> 
         visits(stream);
         return Ok(());
     }
-    // Read the message: unread bytes would reset the connection at its close, and the reply would
-    // be lost.
+    // The message must be read: unread bytes would reset the connection at its close, and the reply
+    // would be lost.
     let len = stream.read(&mut name)?;
     if let Some(value) = read(&name[..len]) {
         stream.write_all(&value)?;
@@ -134,8 +134,8 @@ pub fn visit(mount: &MountEntry, patience: Duration) -> io::Result<UnixStream> {
     tried
 }
 
-/// The value of an attribute of a mount's root directory, read from the status socket. `None` if
-/// that fails; the attribute must then be read through the kernel.
+/// Returns the value of an attribute of a mount's root directory, read from the status socket.
+/// `None` if that fails; the caller must then read the attribute through the kernel.
 pub fn ask(mount: &MountEntry, name: &str) -> Option<String> {
     let clock = SystemClock::default();
     let begun = clock.monotonic();

@@ -28,7 +28,8 @@ fn read() -> ReadState {
     Arc::new(|name| (name == b"known").then(|| vec![b'v'; 100_000]))
 }
 
-/// The value of an attribute. Asks again if the thread of the socket got no processor in time.
+/// Returns the value of an attribute. Repeats the query if the thread of the socket got no
+/// processor in time.
 fn answer_of(here: &MountEntry, name: &str) -> String {
     let begun = SystemClock::default();
     let asked = || ask(here, name);
@@ -53,16 +54,16 @@ fn what_is_asked_is_answered_until_it_ends() {
     rude.write_all(&[b'x'; 10 * QUESTION_MAX]).unwrap();
     drop(rude);
     let silent = connection(&here);
-    // The silent one does not keep others out.
+    // A silent client does not block others for long.
     answer_of(&here, "known");
     drop(silent);
     drop(status);
     assert_eq!(ask(&here, "known"), None);
-    // The name is free again. The name of a socket that a killed process left is taken over.
+    // The name is free again. A socket left by a killed process would be replaced in the same way.
     let stale = PrivateDir::make().unwrap().listen(&socket_name(&device)).unwrap();
     let status = Status::start(&device, read(), None).unwrap();
     drop(stale);
-    // The name is the new one's.
+    // The socket belongs to the new server.
     answer_of(&here, "known");
     drop(status);
     assert!(!PrivateDir::make().unwrap().has(&socket_name(&device)));
@@ -78,14 +79,14 @@ fn visitors_come_with_their_message() {
     let _status = Status::start(&device, read(), Some(visits)).unwrap();
     let mut visitor = connection(&here);
     visitor.write_all(b"kedge-beside\n").unwrap();
-    // The visitor was taken before.
+    // The visit was passed on before this query was served.
     answer_of(&here, "known");
     let mut text = [0; 13];
     came.lock().pop().unwrap().read_exact(&mut text).unwrap();
     assert_eq!(&text, b"kedge-beside\n");
 }
 
-/// A listener with a full queue that never accepts, and a server that sends single bytes slowly.
+/// One listener has a full queue and never accepts; one server sends single bytes slowly.
 #[test]
 fn asking_is_bounded_whatever_the_other_end_does() {
     let clock = SystemClock::default();
@@ -102,7 +103,8 @@ fn asking_is_bounded_whatever_the_other_end_does() {
 
     let slow = PrivateDir::make().unwrap().listen(&socket_name(&device)).unwrap();
     let listener = slow.listener().try_clone().unwrap();
-    // Until the server got enough processor time to send some bytes before the client gave up.
+    // Repeated until the server got enough processor time to send some bytes before the client gave
+    // up.
     let drips_enough = (0..HANG.as_secs() / ASK_PATIENCE.as_secs()).any(|_| {
         let listener = listener.try_clone().unwrap();
         let drips = spawn_named("drips", move || {

@@ -1,5 +1,5 @@
-//! The system calls that have no safe wrapper. All `unsafe` of this crate is here, but for the
-//! mapping in `keep::words` and the rings in `uring`.
+//! The system calls that have no safe wrapper. All `unsafe` code of this crate is here, except for
+//! the mapping in `keep::words` and the rings in `uring`.
 #![allow(unsafe_code)]
 
 use crate::abi::{LIMIT_BYTES, LIMIT_FILES, LimitIn, TREE_FORCE, TREE_READ_ONLY, TreeIn, ioctl};
@@ -78,13 +78,13 @@ struct ProcmapQuery {
     build_id: u64,
 }
 
-/// A file in the memory of a process.
+/// A mapping of a file in the memory of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileMapping {
     pub addresses: Range<u64>,
-    /// The place in the file.
+    /// The offset in the file, in bytes.
     pub offset: u64,
-    /// The device of the file, its major and its minor number.
+    /// Major and minor number of the file's device.
     pub device: (u32, u32),
     pub ino: u64,
 }
@@ -92,7 +92,7 @@ pub struct FileMapping {
 const _: () = assert!(size_of::<MountAttr>() == 32 && size_of::<ProcmapQuery>() == 104);
 const _: () = assert!(size_of::<LoopInfo64>() == 232 && size_of::<LoopConfig>() == 304);
 
-/// Opens the FUSE device, not yet connected to a mount.
+/// Opens the FUSE device, which is not connected to a mount yet.
 pub fn open_fuse() -> io::Result<OwnedFd> {
     Ok(rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
 }
@@ -107,7 +107,7 @@ pub fn clone_fuse_channel(session: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(channel)
 }
 
-/// Makes the file system of the open directory discard its free space. Returns the number of bytes
+/// Discards the free space of the file system of the open directory. Returns the number of bytes
 /// discarded.
 pub fn trim(dir: impl AsFd, min_len: u64) -> io::Result<u64> {
     let mut range = [0, u64::MAX, min_len];
@@ -118,7 +118,7 @@ pub fn trim(dir: impl AsFd, min_len: u64) -> io::Result<u64> {
 }
 
 /// Makes the kernel write the dirty pages of a range of the open file to its file system, and waits
-/// for that. Nothing becomes durable. `to`: the byte after the last; 0 means the end of the file.
+/// for that. Nothing becomes durable. `to` is the end of the range; 0 means the end of the file.
 pub fn write_back(file: impl AsFd, from: u64, to: u64) -> io::Result<()> {
     let range = |at: u64| i64::try_from(at).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL));
     let (from, len) = (range(from)?, range(to.saturating_sub(from))?);
@@ -128,8 +128,8 @@ pub fn write_back(file: impl AsFd, from: u64, to: u64) -> io::Result<()> {
     check(unsafe { libc::sync_file_range(file.as_fd().as_raw_fd(), from, len, how) }).map(drop)
 }
 
-/// The mapping of a file that contains this address, or the next one after it, in the process whose
-/// `/proc/PID/maps` is open. It needs Linux 6.11. The kernel takes the mmap lock of the process.
+/// The file mapping that contains this address, or the next one after it, in the process whose
+/// `/proc/PID/maps` is open. Needs Linux 6.11. The kernel takes the mmap lock of that process.
 pub fn file_mapping(maps: impl AsFd, address: u64) -> io::Result<Option<FileMapping>> {
     let mut query = ProcmapQuery {
         size: size_of::<ProcmapQuery>() as u64,
@@ -137,9 +137,9 @@ pub fn file_mapping(maps: impl AsFd, address: u64) -> io::Result<Option<FileMapp
         address,
         ..ProcmapQuery::default()
     };
-    // SAFETY: the ioctl reads and writes one structure through the pointer, which outlives the
-    // call. It asks for no name and no build id, so the kernel follows no pointer in it. The
-    // descriptor is open.
+    // SAFETY: the ioctl reads and writes one structure through the pointer, which is valid for the
+    // call. The structure requests no name and no build id, so the kernel follows no pointer in it.
+    // The descriptor is open.
     let got = check(unsafe { libc::ioctl(maps.as_fd().as_raw_fd(), number(PROCMAP_QUERY), &raw mut query) });
     match got {
         Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(None),
@@ -165,30 +165,32 @@ pub fn freeze(dir: impl AsFd, seconds: u32) -> io::Result<()> {
 
 /// Ends a freeze.
 pub fn thaw(dir: impl AsFd) -> io::Result<()> {
-    // SAFETY: the ioctl takes no argument and touches no memory of ours; the descriptor is open.
+    // SAFETY: the ioctl takes no argument and accesses no memory of this process; the descriptor is
+    // open.
     check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), number(ioctl::THAW)) }).map(drop)
 }
 
 /// Forks the tree whose root has the inode number `source` into the open directory of its mount.
-/// `read_only`: the fork is a snapshot.
+/// With `read_only` the fork is a snapshot.
 pub fn fork(dir: impl AsFd, source: u64, name: &[u8], read_only: bool) -> io::Result<()> {
     let flags = if read_only { TREE_READ_ONLY } else { 0 };
     tree_ioctl(dir, ioctl::FORK, name, TreeIn { source, flags, ..TreeIn::default() })
 }
 
-/// Deletes the tree that the open directory of a mount names.
+/// Deletes the tree that is attached to the open directory of a mount under this name.
 pub fn delete_tree(dir: impl AsFd, name: &[u8]) -> io::Result<()> {
     tree_ioctl(dir, ioctl::DELETE_TREE, name, TreeIn::default())
 }
 
-/// Replaces the tree that the open directory of a mount names by a fork of the tree whose root has
-/// the inode number `source`. With an empty name and the root of the mount, the first tree.
+/// Replaces the tree that is attached to the open directory of a mount by a fork of the tree whose
+/// root has the inode number `source`. With an empty name and the root of the mount, replaces the
+/// first tree.
 pub fn roll_back(dir: impl AsFd, source: u64, name: &[u8]) -> io::Result<()> {
     tree_ioctl(dir, ioctl::ROLL_BACK, name, TreeIn { source, ..TreeIn::default() })
 }
 
-/// Replaces the tree that the open directory of a mount names by the fork whose root has the inode
-/// number `fork`. `force`: also if the tree was changed since it was forked.
+/// Replaces the tree that is attached to the open directory of a mount by the fork whose root has
+/// the inode number `fork`. With `force` even if the tree was changed after the fork.
 pub fn commit_tree(dir: impl AsFd, fork: u64, name: &[u8], force: bool) -> io::Result<()> {
     let flags = if force { TREE_FORCE } else { 0 };
     tree_ioctl(dir, ioctl::COMMIT_TREE, name, TreeIn { source: fork, flags, ..TreeIn::default() })
@@ -200,19 +202,19 @@ fn tree_ioctl(dir: impl AsFd, cmd: u32, name: &[u8], mut asked: TreeIn) -> io::R
     };
     room.copy_from_slice(name);
     asked.name_len = name.len() as u32;
-    // SAFETY: the ioctl reads one `TreeIn`, whose size its number names, through a pointer that is
-    // valid for the call; the descriptor is open.
+    // SAFETY: the ioctl reads one `TreeIn`, whose size is part of the ioctl's number, through a
+    // pointer that is valid for the call; the descriptor is open.
     check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), number(cmd), &raw const asked) }).map(drop)
 }
 
-/// Sets the limit of the open directory of a mount: the most bytes, and the most files. `None`
-/// leaves a maximum as it is, 0 removes it.
+/// Sets the limit of the open directory of a mount: the most bytes and the most files. `None` keeps
+/// the present maximum, 0 removes it.
 pub fn set_limit(dir: impl AsFd, bytes: Option<u64>, files: Option<u64>) -> io::Result<()> {
     let flag = |max: Option<u64>, flag| if max.is_some() { flag } else { 0 };
     let flags = flag(bytes, LIMIT_BYTES) | flag(files, LIMIT_FILES);
     let asked = LimitIn { bytes: bytes.unwrap_or(0), files: files.unwrap_or(0), flags, padding: 0 };
-    // SAFETY: the ioctl reads one `LimitIn`, whose size its number names, through a pointer that is
-    // valid for the call; the descriptor is open.
+    // SAFETY: the ioctl reads one `LimitIn`, whose size is part of the ioctl's number, through a
+    // pointer that is valid for the call; the descriptor is open.
     check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), number(ioctl::SET_LIMIT), &raw const asked) })
         .map(drop)
 }
@@ -220,8 +222,8 @@ pub fn set_limit(dir: impl AsFd, bytes: Option<u64>, files: Option<u64>) -> io::
 /// Removes a mount that is not attached yet from its peer group, and sets its flags.
 pub fn make_private(mount: &OwnedFd, flags: MountAttrFlags) -> io::Result<()> {
     let attr = MountAttr { set: flags.bits().into(), clear: 0, propagation: libc::MS_PRIVATE, userns: 0 };
-    // SAFETY: the call reads an empty text and one `mount_attr`, whose layout the struct has and
-    // whose size is passed, through pointers valid for the call; the descriptor is open.
+    // SAFETY: the call reads an empty string and one `mount_attr`, whose layout the struct has and
+    // whose size is passed, through pointers that are valid for the call; the descriptor is open.
     let set = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -237,11 +239,12 @@ pub fn make_private(mount: &OwnedFd, flags: MountAttrFlags) -> io::Result<()> {
 
 /// The number of a loop device that was free at the time of the call.
 pub fn free_loop_number(control: BorrowedFd<'_>) -> io::Result<i32> {
-    // SAFETY: the ioctl takes no argument and touches no memory of ours; the descriptor is open.
+    // SAFETY: the ioctl takes no argument and accesses no memory of this process; the descriptor is
+    // open.
     check(unsafe { libc::ioctl(control.as_raw_fd(), number(LOOP_CTL_GET_FREE)) })
 }
 
-/// Attaches `image` to the loop device, which is detached when its last user closes it.
+/// Attaches `image` to the loop device. The device is detached when its last user closes it.
 pub fn configure_loop(device: impl AsFd, image: impl AsFd, name: &[u8], read_only: bool) -> io::Result<()> {
     let mut file_name = [0; 64];
     let len = name.len().min(file_name.len() - 1);
@@ -275,7 +278,7 @@ pub fn loop_backing(device: impl AsFd) -> io::Result<(u64, u64)> {
     // SAFETY: the ioctl writes at most one `loop_info64`, whose layout the struct has, through a
     // pointer valid for the call; the descriptor is open.
     check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), number(LOOP_GET_STATUS64), info.as_mut_ptr()) })?;
-    // SAFETY: it was zeroed, and any bytes are a value of it.
+    // SAFETY: the value was zeroed, and every byte pattern is a valid `loop_info64`.
     let info = unsafe { info.assume_init() };
     Ok((info.device, info.inode))
 }
@@ -309,7 +312,7 @@ pub fn peer_pidfd(socket: impl AsFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The number of an ioctl in the type of the C library: signed in musl, and longer in glibc.
+/// Converts an ioctl's number to the type of the C library: signed in musl, and wider in glibc.
 fn number(ioctl: u32) -> libc::Ioctl {
     ioctl as libc::Ioctl
 }
@@ -321,9 +324,10 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
 /// Gives a thread of this process a scheduling policy without priorities (`SCHED_OTHER`,
 /// `SCHED_IDLE`).
 pub(crate) fn set_policy(thread: rustix::process::Pid, policy: libc::c_int) -> io::Result<()> {
-    // `struct sched_param` of the kernel. musl has more fields, and refuses the call.
+    // The kernel's `struct sched_param`. The C library's call is not used: in musl, the struct has
+    // more fields and the call fails.
     let priority: libc::c_int = 0;
-    // SAFETY: the kernel reads one int, which lives as long as the call.
+    // SAFETY: the kernel reads one int through a pointer that is valid for the call.
     let result = unsafe {
         let thread = thread.as_raw_nonzero().get();
         libc::syscall(libc::SYS_sched_setscheduler, thread, policy, &raw const priority)

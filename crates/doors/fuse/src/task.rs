@@ -1,19 +1,21 @@
 //! Reads the ids, the effective capabilities and the namespaces of a thread from /proc.
 //!
 //! # Why /proc
-//! A uid is no capability: uid 0 of a container may have none, and root of a user namespace has all
-//! of them there and none here. The kernel passes ids with a request, but no capabilities. `/proc`
-//! has these, and it shows a process the namespaces of another only if it may read that process
-//! (ptrace(2)). A field that cannot be read is an error, and an error grants no right.
+//! A uid does not imply capabilities: uid 0 of a container may have none, and root of a user
+//! namespace has all of them in that namespace and none here. The kernel passes ids with a request,
+//! but no capabilities. `/proc` has these, and it shows a process the namespaces of another one
+//! only if it may read that process (ptrace(2)). A field that cannot be read is an error, and an
+//! error grants no right.
 //!
 //! # Why the thread ids are right
-//! A thread id is one of this process's pid namespace. A /proc of another namespace has other
-//! threads under the same ids. In such a /proc this process has more than one id in `NSpid`, and
-//! then that /proc is refused.
+//! A thread id belongs to this process's pid namespace. A /proc of another namespace has other
+//! threads under the same ids. In such a /proc this process has more than one id in `NSpid`, so it
+//! is recognised and refused.
 //!
-//! The directory of a thread is opened once, and everything is read below it: the descriptor stays
-//! that thread's and returns errors after the thread's end, even if the id is reused. /proc itself
-//! is opened and checked once for the process, whose pid namespace never changes.
+//! The directory of a thread is opened once, and everything is read below it: the descriptor
+//! continues to refer to that thread, and returns errors after the thread's end, even if the id is
+//! reused. /proc itself is opened and checked once for the process, whose pid namespace never
+//! changes.
 
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, Mode, OFlags, fstatfs, openat, statat};
@@ -22,7 +24,7 @@ use std::io::{self, Read};
 use std::sync::OnceLock;
 
 const PROC_MAGIC: i64 = 0x9fa0;
-/// The longest `status` that is read. The kernel writes about 1,500 bytes, more with many groups.
+/// Limit for the bytes of `status`. The kernel writes about 1,500 bytes, more with many groups.
 const STATUS_MAX: u64 = 1 << 20;
 
 /// A capability, with the kernel's number.
@@ -106,7 +108,7 @@ impl Task {
         Status::parse(&text).ok_or_else(|| refused("status has not the lines that are known"))
     }
 
-    /// Whether the thread is in the same namespace as this process.
+    /// Whether the thread is in the same namespace of this kind as this process.
     pub(crate) fn shares(&self, namespace: Namespace) -> io::Result<bool> {
         let own = statat(proc()?, format!("self/{}", namespace.name()), AtFlags::empty())?;
         let its = statat(&self.dir, namespace.name(), AtFlags::empty())?;
@@ -118,16 +120,16 @@ fn refused(why: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
-/// The fields of `status` that are used. Ids are those of this process's user namespace.
+/// The fields of `status` that this crate uses. Ids are those of this process's user namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Status {
-    /// The real, effective, saved and file system ids; the last decides access to files.
+    /// The real, effective, saved and file system ids. The last one decides about access to files.
     pub(crate) uids: [u32; 4],
     pub(crate) gids: [u32; 4],
     groups: Vec<u32>,
     /// The effective capabilities as bits.
     capabilities: u64,
-    /// The thread's ids in the pid namespaces from that of the /proc down to its own.
+    /// The thread's ids in the nested pid namespaces, from that of the /proc to the thread's own.
     numbers: Vec<u32>,
     /// Whether the thread has a memory map. Kernel threads (an NFS server, a loop device) have none
     /// but all capabilities, and act for other processes.
@@ -168,7 +170,7 @@ impl Status {
         self.numbers.last().copied()
     }
 
-    /// Whether this is a thread of a program and not of the kernel.
+    /// Whether this is a thread of a program, rather than of the kernel.
     pub(crate) fn is_programs(&self) -> bool {
         self.has_memory
     }
@@ -178,8 +180,7 @@ impl Status {
         self.capabilities & 1 << capability as u32 != 0
     }
 
-    /// Whether all ids of the thread are those of `uid`, so that it has no rights of a set-id
-    /// program.
+    /// Whether all ids of the thread are `uid`, so that it has no rights of a set-id program.
     pub(crate) fn is_wholly(&self, uid: u32) -> bool {
         self.uids == [uid; 4] && self.gids == [self.gids[0]; 4]
     }

@@ -1,8 +1,8 @@
-//! The interface to the kernel connection: how requests are received and replies are sent.
+//! The interface to the kernel's connection: receives requests and sends replies.
 //!
 //! Each request has one [`Reply`], which any thread may send at any time. So an fsync that waits
-//! for the log blocks no worker: the worker passes the reply on and receives the next request. A
-//! reply that is dropped sends EIO, so no error path can leave a system call without a result.
+//! for the log blocks no worker: the worker passes the reply on and receives the next request.
+//! Dropping a reply sends EIO, so every system call gets a result, even on error paths.
 
 use crate::abi::{InHeader, OutHeader, op_name};
 use crate::failures::Failures;
@@ -16,22 +16,22 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 #[derive(Debug)]
 pub struct Request<'a> {
     pub header: InHeader,
-    /// What follows the header.
+    /// The bytes after the header.
     pub body: &'a [u8],
     /// The channel on which the transport must send the reply.
     pub token: u32,
 }
 
 impl<'a> Request<'a> {
-    /// Parses `message`. `None` if it is no request: then it has no `unique` to which a reply could
-    /// refer.
+    /// Parses `message`. `None` if it is not a request; then it has no `unique` either, to which a
+    /// reply could refer.
     pub fn parse(message: &'a [u8], token: u32) -> Option<Request<'a>> {
         let (header, body) = InHeader::read_from_prefix(message).ok()?;
         (header.len as usize == message.len()).then_some(Request { header, body, token })
     }
 }
 
-/// What [`Transport::receive`] found.
+/// The result of [`Transport::receive`].
 #[derive(Debug)]
 pub enum Received<'a> {
     Request(Request<'a>),
@@ -47,54 +47,55 @@ pub enum Received<'a> {
 pub trait Transport: Send + Sync + 'static {
     /// The name in `system.kedgefs.info` and statistics.
     fn name(&self) -> &'static str;
-    /// How many workers serve at first.
+    /// The number of workers at the start.
     fn workers(&self) -> usize;
-    /// How many workers may serve in the end. More are started while all wait.
+    /// Limit for the number of workers. More are started while all of them wait.
     fn workers_max(&self) -> usize {
         self.workers()
     }
-    /// Takes a request if there is one.
+    /// Receives a request if there is one.
     fn receive<'a>(&'a self, worker: usize, buf: &'a mut RequestBuf) -> io::Result<Received<'a>>;
     /// Waits until there may be a request, or the connection has ended.
     fn wait(&self, worker: usize) -> io::Result<()>;
-    /// From now on no worker receives a request: `receive` returns [`Received::Ended`], although
-    /// the connection goes on. A transport whose connection cannot outlive its server does nothing.
+    /// Stops receiving: `receive` then returns [`Received::Ended`], although the connection
+    /// continues. Does nothing if the connection cannot outlive this server.
     fn stop(&self) {}
-    /// Whether there are [`Transport::lanes`], for which INIT must ask.
+    /// Whether there are [`Transport::lanes`], which INIT must negotiate.
     fn has_lanes(&self) -> bool {
         false
     }
-    /// Further ways on which requests come, each with workers of its own. Their replies may be sent
-    /// by this transport, too.
+    /// Additional channels through which requests arrive, each with its own workers. This transport
+    /// may send their replies as well.
     fn lanes(self: Arc<Self>) -> Vec<Arc<dyn Transport>> {
         Vec::new()
     }
-    /// The reply to INIT is sent, with which the kernel begins to use the lanes.
+    /// Called after the reply to INIT, with which the kernel begins to use the lanes.
     fn negotiated(&self) {}
-    /// Whether a worker that finds no request may poll for a moment.
+    /// Whether a worker that finds no request may poll for a short time.
     fn polls(&self) -> bool {
         true
     }
-    /// The calling thread is a worker from now on.
+    /// Called once by each worker on its own thread.
     fn adopt_thread(&self) {}
-    /// Sends the replies that wait for the worker's next call. `is_done`: it has no request.
+    /// Sends the replies that are deferred to the worker's next call. `is_done`: the worker has no
+    /// request any more.
     fn flush(&self, _worker: usize, _is_done: bool) -> io::Result<()> {
         Ok(())
     }
-    /// Whether a request waits to be received. A transport that does not know returns `true`.
+    /// Whether a request waits to be received. True if the transport does not know.
     fn has_request(&self) -> bool {
         true
     }
     /// Sends the reply to request `unique`: `error` (0 or a negative errno) and the `parts` in
     /// sequence.
     fn reply(&self, token: u32, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()>;
-    /// Sends the kernel a notification.
+    /// Sends a notification to the kernel.
     fn notify(&self, code: i32, body: &[u8]) -> io::Result<()>;
 }
 
-/// Space for the largest request, placed so that the data of a WRITE begins on a page. Then the
-/// copy in the kernel and the copy into the page cache are aligned, and the data could be written
-/// to an O_DIRECT device without another copy.
+/// A buffer for the largest request, aligned so that the data of a WRITE begins at a page boundary.
+/// So the copy in the kernel and the copy into the page cache are aligned, and the data could be
+/// written to an O_DIRECT device without another copy.
 #[derive(Debug)]
 pub struct RequestBuf(IoBuf);
 
@@ -117,14 +118,14 @@ impl Default for RequestBuf {
     }
 }
 
-/// Called with error and parts before a reply is sent. Returns the error to send: another one only
-/// if the reply has no parts.
+/// Called with error and parts before a reply is sent. Returns the error to send, which may differ
+/// only if the reply has no parts.
 pub(crate) type Before = Box<dyn FnOnce(i32, &[&[u8]]) -> i32 + Send>;
 
-/// Dropped when a reply was sent.
+/// A value that is dropped after the reply was sent.
 pub(crate) type Owed = Box<dyn std::any::Any + Send>;
 
-/// The right and the duty to reply to one request.
+/// The right and the duty to reply to one request. Dropping it sends EIO.
 #[must_use]
 pub struct Reply {
     transport: Arc<dyn Transport>,
@@ -139,20 +140,20 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// A failure is counted among `failures`.
+    /// The reply to `request`. If it is an error, it is counted in `failures`.
     pub fn new(transport: Arc<dyn Transport>, failures: Arc<Failures>, request: &Request<'_>) -> Reply {
         let InHeader { opcode, nodeid: node, unique, .. } = request.header;
         let token = request.token;
         Reply { transport, failures, opcode, node, unique, token, open: true, before: None, owed: None }
     }
 
-    /// Holds `owed` until the reply is sent.
+    /// Keeps `owed` until the reply is sent.
     pub(crate) fn holding(mut self, owed: Owed) -> Reply {
         self.owed = Some(owed);
         self
     }
 
-    /// Has `before` called when the reply is about to be sent.
+    /// Sets a function that is called just before the reply is sent.
     pub(crate) fn after(mut self, before: Before) -> Reply {
         self.before = Some(before);
         self
@@ -162,7 +163,7 @@ impl Reply {
         self.send(0, parts);
     }
 
-    /// `errno` is positive, as in `errno.h`.
+    /// Replies with an error. `errno` is positive, as in `errno.h`.
     pub fn err(self, errno: i32) {
         self.send(-errno, &[]);
     }
@@ -175,7 +176,7 @@ impl Reply {
         }
     }
 
-    /// For requests without a reply (FORGET).
+    /// Ends a request that has no reply (FORGET).
     pub fn none(mut self) {
         self.open = false;
     }
@@ -197,7 +198,7 @@ impl Reply {
 impl Drop for Reply {
     fn drop(&mut self) {
         if self.open && self.before.is_some() && std::thread::panicking() {
-            // This server ends, and its successor serves the request.
+            // This server ends, and its successor will serve the request.
             return;
         }
         if self.open {
@@ -219,8 +220,8 @@ impl Drop for Reply {
 fn report(sent: io::Result<()>, unique: u64) {
     match sent {
         Ok(()) => {}
-        // ENOENT: the caller was killed before the reply. Other errors: the mount is gone, and the
-        // caller with it.
+        // ENOENT: the caller was killed before the reply. The other errors mean that the mount has
+        // ended, and with it the caller's request.
         Err(e)
             if matches!(
                 e.raw_os_error(),

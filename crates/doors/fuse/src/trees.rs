@@ -1,21 +1,23 @@
 //! Forks, deletions and the list of trees on a mount.
 //!
-//! Forks, deletions and replacements are ioctls on the directory that names the tree, because an
-//! ioctl holds no lock of the directory, which the kernel takes to drop the name. They are for the
-//! owner of the mount and for root ([`control::check_owner`]): a fork copies what the caller may
-//! not be able to read, and a deletion removes what the caller may not be able to change.
+//! Forks, deletions and replacements are ioctls on the directory that contains the tree's name: an
+//! ioctl holds no lock of the directory, and the kernel takes this lock to drop the name. Only the
+//! owner of the mount and root may use them ([`control::check_owner`]): a fork copies files that
+//! the caller may not be able to read, and a deletion removes files that the caller may not be able
+//! to change.
 //!
-//! A fork holds what the server holds. A caller that wants what the kernel still holds dirty calls
-//! syncfs(2) first, as `kedge fork` does.
+//! A fork includes all changes that the server has received. To include the kernel's dirty pages, a
+//! caller first calls syncfs(2), as `kedge fork` does.
 //!
-//! A rollback or commit on the root directory without a name replaces the first tree.
+//! A rollback or commit on the root directory with an empty name replaces the first tree.
 //!
-//! rmdir(2) of an empty tree and rename(2) of a tree come here as well. They stop changes, so a
-//! worker, which is within a change, hands them to a thread of [`crate::settle`].
+//! rmdir(2) of an empty tree and rename(2) of a tree are served here as well. They stop changes,
+//! which a worker cannot wait for while it makes one itself. So a thread of [`crate::settle`]
+//! serves them.
 //!
 //! The attribute `system.kedgefs.trees.N` of the root directory lists the trees from number N on,
-//! as many as fit, and `system.kedgefs.tree.N` shows what tree N takes. They are for the same
-//! callers, because they show names of directories that other users may not be able to list.
+//! as many as fit, and `system.kedgefs.tree.N` shows the space that tree N uses. They have the same
+//! restriction, because they show names in directories that other users may not be able to list.
 
 use crate::abi::{self, InHeader, ioctl};
 use crate::args::Args;
@@ -28,17 +30,17 @@ use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// The list ends after this many bytes; the next attribute continues it.
+/// The list ends after this many bytes. The next attribute continues the list.
 const LIST_BYTES: usize = 32 << 10;
-/// The longest path that a list shows.
+/// Limit for the bytes of a path in a list.
 const PATH_MAX: usize = 4096;
 
-/// A request to make or to delete a tree.
+/// A request that makes, replaces, removes or renames a tree.
 pub(crate) struct TreeCall {
     dir: Ino,
     name: Vec<u8>,
     kind: Kind,
-    /// A server that died has made the change, and the rest is left to do.
+    /// Whether an earlier server has made the change, so that only the notifications remain.
     is_made: bool,
 }
 
@@ -55,9 +57,9 @@ enum Kind {
         fork: Ino,
         force: bool,
     },
-    /// rmdir(2): the kernel holds the directory's lock, and drops the name itself.
+    /// rmdir(2). The kernel holds the directory's lock, and drops the name itself.
     Rmdir,
-    /// rename(2), likewise.
+    /// rename(2). The kernel holds the directories' locks, and drops the names itself.
     Rename {
         new_dir: Ino,
         new_name: Vec<u8>,
@@ -103,7 +105,7 @@ impl TreeCall {
         TreeCall { dir, name: name.to_vec(), kind, is_made: false }
     }
 
-    /// The call, whose change is made.
+    /// The same call, of which an earlier server has already made the change.
     pub(crate) fn made(self) -> TreeCall {
         TreeCall { is_made: true, ..self }
     }
@@ -122,8 +124,9 @@ impl TreeCall {
             Kind::Delete => ops.delete_tree(dir, &name),
             Kind::RollBack { source } => ops.roll_back(source, dir, &name).map(drop),
             Kind::Commit { fork, force } => {
-                // The name that the fork has now is gone afterwards. A server that dies in between
-                // has no name to forget any more, so the kernel forgets it before, too.
+                // The commit removes the fork's present name. If the server dies in between, the
+                // next server does not know this name any more. So the kernel drops the name before
+                // the commit, too.
                 let old = ops.trees().into_iter().find(|tree| tree.root == fork);
                 if let Some(old) = &old
                     && let Err(e) = forget_name(transport, old.dir, &old.name)
@@ -144,8 +147,8 @@ impl TreeCall {
     }
 }
 
-/// Replaces the first tree. The kernel then looks up each name in the root again, those that were
-/// not there before too, and finds other inodes below.
+/// Replaces the first tree. The kernel must then look up each name in the root again, including
+/// names that did not exist before: the inodes have changed.
 fn replace_root<O: Ops>(
     ops: &O,
     transport: &dyn Transport,
@@ -172,7 +175,7 @@ fn finish(reply: Reply, done: Answer<()>) {
     reply.finish(done.map(|()| abi::IoctlOut::new_zeroed()));
 }
 
-/// Makes the kernel look the name up again, and read the directory again.
+/// Makes the kernel look up the name and list the directory again.
 fn forget_name(transport: &dyn Transport, dir: Ino, name: &[u8]) -> Answer<()> {
     let head =
         abi::InvalEntryOut { parent: dir.0, namelen: name.len() as u32, flags: abi::INVAL_EXPIRE_ONLY };
@@ -181,7 +184,7 @@ fn forget_name(transport: &dyn Transport, dir: Ino, name: &[u8]) -> Answer<()> {
     let sent = [(abi::NOTIFY_INVAL_ENTRY, &entry[..]), (abi::NOTIFY_INVAL_INODE, contents.as_bytes())]
         .into_iter()
         .try_for_each(|(code, body)| match transport.notify(code, body) {
-            // The kernel knows neither the name nor the directory.
+            // The kernel has cached neither the name nor the directory.
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
             sent => sent,
         });
@@ -191,15 +194,15 @@ fn forget_name(transport: &dyn Transport, dir: Ino, name: &[u8]) -> Answer<()> {
     })
 }
 
-/// What an attribute of the root directory shows.
+/// The request in the name of an attribute of the root directory.
 pub(crate) enum AskedOf {
-    /// The trees from this number on.
+    /// Lists the trees from this number on.
     From(u64),
-    /// The space of one tree.
+    /// Shows the space that one tree uses.
     Space(u64),
 }
 
-/// What the attribute shows; `None` for another attribute.
+/// Parses the name of an attribute; `None` if it is not one of these.
 pub(crate) fn asked_of(name: &[u8]) -> Option<AskedOf> {
     let rest = std::str::from_utf8(name.strip_prefix(control::XATTR_PREFIX)?).ok()?;
     match rest.split_once('.')? {
@@ -209,7 +212,8 @@ pub(crate) fn asked_of(name: &[u8]) -> Option<AskedOf> {
     }
 }
 
-/// The path of a name in a directory; of the directory if the name is empty.
+/// Joins the path of a directory and a name in it. With an empty name, returns the directory's
+/// path.
 fn path_in(dir: &[u8], name: &[u8]) -> Vec<u8> {
     let between: &[u8] = if name.is_empty() || dir.ends_with(b"/") { b"" } else { b"/" };
     [dir, between, name].concat()

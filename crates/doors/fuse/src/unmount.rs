@@ -25,19 +25,18 @@ pub(crate) fn unmount_as(dir: &Path, privileged: bool, lazy: bool) -> Result<(),
     })
 }
 
-/// The mount point and its source. Outlives the session, so that a signal handler can request its
-/// end.
+/// The mount point and its source. It outlives the session, so that a signal handler can unmount.
 #[derive(Clone, Debug)]
 pub struct MountPoint {
     pub image: PathBuf,
     pub dir: PathBuf,
-    /// `major:minor`, by which the mount table shows further mounts of the same file system.
+    /// `major:minor` of the file system, by which the mount table shows its other mounts.
     pub device: Option<String>,
     /// The source in `/proc/mounts`: a loop device, a block device or the image.
     pub source: PathBuf,
-    /// A `fuseblk` mount: sync and umount reach the server and wait for it.
+    /// Whether this is a `fuseblk` mount, on which sync and umount wait for the server.
     pub privileged: bool,
-    /// Why a mount by root is not privileged, though a plain one was not requested.
+    /// The reason for which root's mount is plain although the user did not ask for a plain mount.
     pub why_plain: Option<String>,
 }
 
@@ -46,7 +45,7 @@ impl MountPoint {
     /// sees. Refused with [`MountError::Busy`] while anything on one is in use. Must not be called
     /// on a thread that serves the mount.
     pub fn request_unmount(&self) -> Result<(), MountError> {
-        // A device number may be given to another file system when this one is gone.
+        // A device number may belong to another file system after this one has ended.
         let is_this = |entry: &MountEntry| {
             entry.is_kedgefs() && Some(&entry.device) == self.device.as_ref() && entry.image() == self.image
         };
@@ -57,7 +56,7 @@ impl MountPoint {
             ended = true;
         }
         match unmount_as(&self.dir, self.privileged, false) {
-            // The first directory may be gone before the others.
+            // The first mount may have ended before the others.
             Err(MountError::NotMounted(_)) if ended => Ok(()),
             result => result,
         }

@@ -67,7 +67,7 @@ fn sync_reaches_a_privileged_mount() {
     }
 }
 
-/// Set in the process of this test that has a mount namespace of its own.
+/// Set in the process that runs this test in its own mount namespace.
 const OWN_NAMESPACE: &str = "KEDGE_TEST_OWN_NAMESPACE";
 
 /// On a privileged mount umount(2) returns when the file system is closed, not before.

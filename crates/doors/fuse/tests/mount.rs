@@ -22,8 +22,8 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, Permi
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Both kinds of mount, without and with a writeback cache, with and without the features that can
-/// be switched off.
+/// Both kinds of mount, with and without a writeback cache, and with and without the features that
+/// can be switched off.
 fn all() -> Vec<FuseOptions> {
     let mut all = both();
     let simple = all.iter().map(|o| FuseOptions {
@@ -160,7 +160,7 @@ fn exclusive_creation() {
     for options in all() {
         let m = Mounted::new(&options);
         let new = || OpenOptions::new().write(true).create_new(true).mode(0o400).open(m.path("f"));
-        // The mode forbids writing for later opens, but not for the creating open.
+        // The mode forbids later opens for writing, but not the creating one.
         new().unwrap().write_all(b"x").unwrap();
         assert_eq!(new().unwrap_err().kind(), ErrorKind::AlreadyExists);
         assert_eq!(fs::metadata(m.path("f")).unwrap().mode() & 0o7777, 0o400);
@@ -195,7 +195,7 @@ fn unlinked_files_live_while_open() {
         drop(f);
         wait_for("the orphan goes with its last close", || m.fs.inodes() == 1);
 
-        // A nameless file that gets a name is kept.
+        // A file made without a name stays when it gets a name.
         let f = rustix::fs::open(m.dir(), OFlags::TMPFILE | OFlags::RDWR, Mode::from(0o600)).unwrap();
         rustix::io::write(&f, b"tmp").unwrap();
         assert_eq!(m.fs.inodes(), 2);
@@ -211,7 +211,7 @@ fn unlinked_files_live_while_open() {
     }
 }
 
-/// The kernel reads ahead as far as one request goes.
+/// The kernel reads ahead in requests of the largest size.
 #[test]
 fn large_files_are_read_in_large_requests() {
     const MIB: u64 = 16;
@@ -420,7 +420,7 @@ fn sparse_files() {
             OpenOptions::new().read(true).write(true).create(true).truncate(true).open(m.path("f")).unwrap();
         f.write_all_at(b"x", 1 << 20).unwrap();
         f.write_all_at(b"x", 3 << 20).unwrap();
-        // The test has flushed none of the data.
+        // None of the data has been flushed.
         let seek = |from| rustix::fs::seek(&f, from);
         use rustix::fs::SeekFrom::{Data, Hole};
         assert_eq!(seek(Data(0)), Ok(1 << 20), "{options:?}");
@@ -483,7 +483,7 @@ fn failures_are_counted() {
     }
 }
 
-/// Several concurrent lseeks, each of which needs replies to WRITEs, on two workers.
+/// Several concurrent lseeks, each of which needs replies to WRITEs, with two workers.
 #[test]
 fn seeks_do_not_starve_workers() {
     for options in gathering() {
@@ -510,8 +510,8 @@ fn seeks_do_not_starve_workers() {
 fn fsync_holds_no_worker() {
     const FSYNCS: usize = 8;
     for options in both() {
-        // No fsync is completed before all have arrived. If each held one of the two workers, not
-        // all would arrive.
+        // No fsync is completed before all of them have arrived. If an fsync occupied a worker, two
+        // would occupy both, and the others would not arrive.
         let gathered = Arc::new((Mutex::new(Some(Vec::<Done>::new())), Condvar::new()));
         let mut fs_ = MemFs::new();
         let arrivals = gathered.clone();
@@ -559,7 +559,7 @@ fn flushed_times_are_times_only() {
         let m = Mounted::new(&options);
         let mut f = File::create(m.path("f")).unwrap();
         m.fs.take_setattrs();
-        // A tick of the clock later: else the times are the ones that the file was made with.
+        // Waits for the next tick of the clock: otherwise the times equal those of the creation.
         kedge_base::pause(Duration::from_millis(30));
         f.write_all(b"x").unwrap();
         f.sync_all().unwrap();
@@ -589,7 +589,7 @@ fn writes_are_cached() {
             f.write_all(b"more").unwrap();
         }
         let after = m.requests("GETXATTR") + m.requests("GETATTR");
-        // Reading the counters takes a request or two itself.
+        // Reading the counters takes one or two requests itself.
         assert!(after - before <= 4, "{}", after - before);
         assert_eq!(m.requests("WRITE"), 0);
     }

@@ -80,7 +80,7 @@ impl Bench {
         self.send_as(InHeader { opcode, nodeid, ..InHeader::new_zeroed() }, body)
     }
 
-    /// Sends a request with the other fields of this header.
+    /// Sends a request. `header` has its other fields.
     fn send_as(&mut self, header: InHeader, body: &[u8]) -> Option<(i32, Vec<u8>)> {
         self.unique += 1;
         let (opcode, len) = (header.opcode, 40 + body.len() as u32);
@@ -127,9 +127,9 @@ fn nonsense_is_refused() {
         bench.fs_file();
         for _ in 0..100_000 {
             let opcode = random.below(60) as u32;
-            // The file system must catch a FORGET without a pin, and after an INIT that negotiates
-            // a writeback cache a thread that does not run here would serve LSEEK. So these opcodes
-            // are left out.
+            // These opcodes are excluded. The file system must tolerate a FORGET without a pin, and
+            // after an INIT that negotiates a writeback cache, a thread that this test does not
+            // start would serve LSEEK.
             if matches!(opcode, op::INIT | op::FORGET | op::BATCH_FORGET | op::INTERRUPT) {
                 continue;
             }
@@ -209,7 +209,7 @@ fn lookups_pin_and_forgets_unpin() {
     assert_eq!(lookup(&mut bench, 1, b"a\0").nodeid, 2);
     assert_eq!(lookup(&mut bench, 1, b"a\0").generation, 1);
     assert_eq!(bench.fs.pins(2), 2);
-    // The lookups for an NFS server: by inode number, and of the parent.
+    // The lookups that an NFS server causes: of an inode by number, and of its parent.
     assert_eq!(lookup(&mut bench, 2, b".\0").nodeid, 2);
     assert_eq!(lookup(&mut bench, 3, b"..\0").nodeid, 1);
     assert_eq!(bench.fs.listings(), 0, "a lookup of the parent reads no directory");
@@ -322,7 +322,8 @@ fn an_attribute_may_be_set_before_init_is_answered() {
     }
 }
 
-/// Kernels before 5.13 pass the ioctl on for any caller that can open the file.
+/// Kernels before 5.13 pass the ioctl on for any caller that can open the file, so the flags cannot
+/// be set.
 #[test]
 fn flags_are_set_only_if_the_kernel_has_asked_who_may() {
     const SETFLAGS: u32 = 0x4008_6602;
@@ -341,7 +342,7 @@ fn flags_are_set_only_if_the_kernel_has_asked_who_may() {
     assert!(answers(34).iter().all(|answer| *answer != -libc::EOPNOTSUPP), "{:?}", answers(34));
 }
 
-/// Requests as the kernel sends them where idmapped mounts are permitted.
+/// Requests as the kernel sends them if idmapped mounts are permitted.
 #[test]
 fn requests_without_ids_make_no_inode_and_rights_are_capabilities() {
     let mut bench = Bench::new(FuseOptions::default());
@@ -378,13 +379,13 @@ fn requests_without_ids_make_no_inode_and_rights_are_capabilities() {
         "setpriv --reuid 65534 --regid 65534 --clear-groups",
         "setpriv --bounding-set -all",
         "setpriv --bounding-set -sys_admin",
-        // All capabilities, but in another user namespace.
+        // These have all capabilities, but in another user namespace.
         "unshare --user --map-root-user",
         "unshare --user --keep-caps",
     ] {
         let mut words = less.split(' ').chain(["sleep", "1000"]);
         let mut program = std::process::Command::new(words.next().unwrap()).args(words).spawn().unwrap();
-        // Wait for the exec: before it the process still has root's rights.
+        // Waits for the exec: before it, the process still has root's rights.
         let name = format!("/proc/{}/comm", program.id());
         while std::fs::read_to_string(&name).unwrap() != "sleep\n" {
             assert!(program.try_wait().unwrap().is_none(), "{less}: ended");

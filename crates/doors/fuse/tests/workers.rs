@@ -1,4 +1,4 @@
-//! Which worker receives: requests that wait for one another, and an idle mount.
+//! Which worker receives, with requests that wait for each other and on an idle mount.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,7 +15,8 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A file system whose lookups of `waits…` call `before` and then wait for a lookup of `comes`.
+/// A file system in which a lookup of `waits…` calls `before` and then waits for a lookup of
+/// `comes`.
 fn waiting(before: fn()) -> MemFs {
     let gate = Arc::new((Mutex::new(false), Condvar::new()));
     let mut fs = MemFs::new();
@@ -35,8 +36,8 @@ fn waiting(before: fn()) -> MemFs {
     fs
 }
 
-/// All workers except one serve requests that wait for a further request. Returns the workers'
-/// counters: turns passed on, turns taken away.
+/// All workers but one serve requests that wait for another request. Returns the numbers of turns
+/// passed on and of turns taken away.
 fn overtake(options: &FuseOptions, before: fn()) -> (u64, u64) {
     let options = FuseOptions { workers: Some(4), ..options.clone() };
     let m = Mounted::with(waiting(before), &options);
@@ -45,8 +46,7 @@ fn overtake(options: &FuseOptions, before: fn()) -> (u64, u64) {
             let path = m.path(&format!("waits{i}"));
             scope.spawn(move || assert!(!fs::exists(path).unwrap()));
         }
-        // Send this request only when all three are being served, because it must find a worker
-        // too.
+        // This request is sent when all three are being served, because it must find a worker too.
         while m.requests("LOOKUP") < 3 {
             kedge_base::pause(Duration::from_millis(1));
         }
@@ -63,7 +63,7 @@ fn a_request_overtakes_those_that_say_that_they_wait() {
     }
 }
 
-/// A worker that waits without announcing it is detected.
+/// The watcher detects a worker that waits without announcing it.
 #[test]
 fn a_request_overtakes_those_that_hang() {
     for options in both() {
@@ -75,7 +75,7 @@ fn a_request_overtakes_those_that_hang() {
     }
 }
 
-/// Two workers suffice for a request that waits for another request, even if they share a channel.
+/// Two workers suffice for requests that wait for each other, even if they share a channel.
 #[test]
 fn two_workers_suffice() {
     for options in both() {
@@ -91,7 +91,7 @@ fn two_workers_suffice() {
     }
 }
 
-/// An idle mount neither polls nor watches.
+/// On an idle mount no worker polls, and the watcher sleeps.
 #[test]
 fn an_idle_mount_does_nothing() {
     for options in both() {
@@ -99,18 +99,18 @@ fn an_idle_mount_does_nothing() {
         for i in 0..500 {
             fs::write(m.path(&format!("f{i}")), "x").unwrap();
         }
-        // Make only one request, because requests in close succession make a worker poll.
+        // A single request, because requests in close succession make a worker poll.
         let work = || {
             let workers = &m.state("system.kedgefs.stats")["fuse"]["workers"];
             ["polls", "sleeps", "ticks"].map(|name| workers[name].as_u64().unwrap()).iter().sum::<u64>()
         };
-        // The pauses in between are longer than any adaptive spin.
+        // The pauses between requests are longer than any adaptive poll.
         for _ in 0..10 {
             kedge_base::pause(Duration::from_millis(20));
             work();
         }
-        // The work of reading the counters twice, with the watcher's ticks. On a busy machine a
-        // request may take many ticks, so this looks again.
+        // Reading the counters twice causes some work, with the watcher's ticks. On a busy machine
+        // a request may take many ticks, so the check is repeated.
         let is_idle = || {
             let before = work();
             kedge_base::pause(Duration::from_millis(300));

@@ -1,28 +1,28 @@
-//! A process that sends the kernel the notifications for which the kernel may wait.
+//! A process that sends notifications to the kernel for which the kernel may wait.
 //!
 //! # Why another process
-//! A thread that has the kernel invalidate pages waits in write(2) until the dirty ones are
-//! written, that is for replies of its own server. The wait cannot be interrupted. If the server is
-//! killed then, its other threads end, and this one stays. While it is inside of write(2),
-//! `/dev/fuse` is not closed, so the kernel does not end the connection, and no reply ever comes:
-//! the process stays, programs wait forever, and no keeper sees a death. A notification that drops
-//! a name waits in the same way for the lock of a directory.
+//! A thread that makes the kernel invalidate pages waits in write(2) until the dirty pages are
+//! written, and so for replies of its own server. The wait is not interruptible. If the server is
+//! killed then, its other threads end and this one stays. While the thread is in write(2),
+//! `/dev/fuse` is not closed, so the kernel does not end the connection, and no reply ever arrives:
+//! the process stays, programs wait forever, and a keeper does not notice the death. A notification
+//! that drops a name waits in the same way for the lock of a directory.
 //!
-//! The server asks this process, the *courier*, to send such notifications, and its own threads
-//! wait for a socket, which a kill ends. So a killed server is gone at once. The courier has a
-//! channel to the kernel of its own, and knows at the end of the socket that its server is gone.
+//! So the server asks another process, the *courier*, to send such notifications. The server's own
+//! threads wait for a socket, which a kill interrupts, so a killed server ends at once. The courier
+//! has its own channel to the kernel, and finds by the end of the socket that its server has ended.
 //! If one of its threads waits in the kernel then, there are two cases:
-//! - With a keeper the next server writes the pages, and the threads return.
-//! - Else, and when the keeper is gone too, the courier receives the requests itself, and replies
-//!   ENOTCONN to each of them until its threads have returned. Then it ends. With its channel the
+//! - With a keeper, the next server writes the pages, and the threads return.
+//! - Without a keeper, or after the keeper's end, the courier receives the requests itself and
+//!   replies ENOTCONN to each, until its threads have returned. Then it ends. With its channel the
 //!   kernel ends the connection.
 //!
 //! If server and courier are killed together while a thread of the courier waits, the connection
-//! stays: `umount -f`, or `abort` of fusectl, ends it.
+//! stays. Then `umount -f`, or `abort` of fusectl, ends it.
 //!
-//! # When there is one
-//! It is started for the first notification that may wait, so most mounts have none. Where none can
-//! be started (no `/proc`, no more processes, a server in another program than `kedge`), the server
+//! # When there is a courier
+//! It is started for the first notification that may wait, so most mounts have none. If none can be
+//! started (no `/proc`, no more processes, a server in another program than `kedge`), the server
 //! sends all notifications itself.
 
 mod process;
@@ -44,15 +44,15 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The word after the courier's subcommand that says that a keeper may replace the server.
+/// The argument after the courier's subcommand, which means that a keeper may replace the server.
 pub const KEPT: &str = "--kept";
 
-/// The longest message: a name, and what precedes it.
+/// Limit for the bytes of a message: a name with the headers before it.
 const MESSAGE_MAX: usize = 1024;
-/// How often a notification is passed to a courier, the first time included. A user may kill one.
+/// Attempts to pass a notification to a courier. The first courier may have been killed by a user.
 const ATTEMPTS: u32 = 2;
 
-/// The head of a notification, whose body follows.
+/// The header of a notification. The body follows.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
 #[repr(C)]
 struct Ask {
@@ -61,7 +61,7 @@ struct Ask {
     padding: u32,
 }
 
-/// What write(2) has returned: 0 or an errno.
+/// The result of write(2): 0 or an errno.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
 #[repr(C)]
 struct Sent {
@@ -70,11 +70,11 @@ struct Sent {
     padding: u32,
 }
 
-/// Whether the kernel may wait for this server before it returns from the notification.
+/// Whether the kernel may wait for this server before the notification returns.
 fn may_wait(code: i32, body: &[u8]) -> bool {
     match code {
         abi::NOTIFY_INVAL_ENTRY => true,
-        // A negative offset stands for the attributes alone.
+        // A negative offset invalidates only the attributes, without waiting.
         abi::NOTIFY_INVAL_INODE => {
             abi::InvalInodeOut::read_from_prefix(body).is_ok_and(|(asked, _)| asked.off >= 0)
         }
@@ -82,9 +82,9 @@ fn may_wait(code: i32, body: &[u8]) -> bool {
     }
 }
 
-/// The courier of one connection, as its server sees it.
+/// The courier of a connection, from the server's point of view.
 pub(crate) struct Courier {
-    /// The subcommand with which this program is a courier.
+    /// The subcommand with which this program acts as a courier.
     word: &'static str,
     kept: bool,
     state: Mutex<State>,
@@ -101,8 +101,8 @@ impl Courier {
         Courier { word, kept, state: Mutex::new(State::None) }
     }
 
-    /// Has a notification sent. `None` if the caller must send it: the kernel returns soon from
-    /// it, or there is no courier.
+    /// Lets the courier send a notification. Returns `None` if the caller must send it: because it
+    /// returns soon, or because there is no courier.
     pub(crate) fn notify(&self, connection: &OwnedFd, code: i32, body: &[u8]) -> Option<io::Result<()>> {
         if !may_wait(code, body) || size_of::<Ask>() + body.len() > MESSAGE_MAX {
             return None;
@@ -143,16 +143,17 @@ impl Courier {
     }
 
     fn start(&self, connection: &OwnedFd) -> io::Result<Arc<Link>> {
-        // A user without access to /dev/fuse shares the server's channel with the courier.
+        // A user without access to /dev/fuse cannot open a channel. Then courier and server share
+        // one.
         let channel = sys::clone_fuse_channel(connection).or_else(|_| connection.try_clone())?;
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        // This server dies with its keeper, so its parent is the keeper.
+        // A server with a keeper dies with it, so the parent is the keeper.
         let keeper = match (self.kept, getppid()) {
             (true, Some(parent)) => Stdio::from(pidfd_open(parent, PidfdFlags::empty())?),
             _ => Stdio::null(),
         };
-        // It runs this program even if its file has been replaced or deleted.
+        // This path runs the program of this process even if its file has been replaced or deleted.
         let mut child = Command::new("/proc/self/exe")
             .arg0("kedge")
             .arg(self.word)
@@ -179,27 +180,27 @@ impl Drop for Courier {
     }
 }
 
-/// A courier that was started.
+/// The connection to a running courier.
 struct Link {
     socket: OwnedFd,
     results: Mutex<Results>,
     changed: Condvar,
 }
 
-/// What the courier has answered, for the threads that wait.
+/// The results that the courier has returned, for the threads that wait.
 #[derive(Default)]
 struct Results {
-    /// The number of the last notification.
+    /// The number of the last notification sent.
     number: u64,
     errnos: BTreeMap<u64, i32>,
-    /// One of the threads reads the next result, for all.
+    /// Whether one of the threads is reading the next result, for all of them.
     is_read: bool,
     ended: bool,
 }
 
 impl Link {
-    /// `None` if the courier has ended, whether or not it has sent the notification: it may be sent
-    /// again.
+    /// Returns `None` if the courier has ended. It is then unknown whether it has sent the
+    /// notification, which may be sent twice.
     fn notify(&self, code: i32, body: &[u8]) -> Option<io::Result<()>> {
         let number = {
             let mut results = self.results.lock();
@@ -244,7 +245,7 @@ impl Link {
         }
     }
 
-    /// `None` if the courier has ended.
+    /// Reads one result; `None` if the courier has ended.
     fn read(&self) -> Option<Sent> {
         let mut buf = [0; size_of::<Sent>()];
         loop {
@@ -257,14 +258,14 @@ impl Link {
     }
 
     fn end(&self) {
-        // Fails only if the other end is closed already.
+        // Fails only if the other end is already closed.
         if let Err(e) = shutdown(&self.socket, Shutdown::Both) {
             tracing::debug!("the process for notifications has ended: {e}");
         }
     }
 }
 
-/// Whether one of `events` is there within `wait`, or at some time.
+/// Whether `fd` has one of `events` within `wait`; without `wait`, waits as long as necessary.
 fn is_there(fd: &OwnedFd, events: PollFlags, wait: Option<Timespec>) -> bool {
     loop {
         match poll(&mut [PollFd::new(fd, events)], wait.as_ref()) {

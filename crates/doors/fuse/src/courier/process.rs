@@ -14,19 +14,19 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The most threads. Further notifications wait. The server has as many threads for them.
+/// Limit for the threads, which equals the server's. Further notifications wait.
 const THREADS_MAX: usize = 64;
-/// Between two looks at the threads, once the server is gone.
+/// The interval at which the threads are checked after the server's end.
 const LOOK: Duration = Duration::from_millis(5);
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// Sends what the server asks for at `server` over `connection`, until the server is gone and no
-/// thread waits in the kernel any more. `keeper` is a pidfd.
+/// Sends the notifications that arrive at `server` over `connection`. Returns when the server has
+/// ended and no thread waits in the kernel any more. `keeper` is a pidfd.
 pub fn run(server: OwnedFd, connection: OwnedFd, keeper: Option<OwnedFd>) -> io::Result<()> {
     let kernel = DevFuse::new(connection, 1..=1, false);
     let office = Arc::new(Office { server, kernel, idle: AtomicUsize::new(0), threads: AtomicUsize::new(0) });
     office.start_thread()?;
-    // Without events it is ready when the other end is closed.
+    // Without requested events, poll returns when the other end is closed.
     is_there(&office.server, PollFlags::empty(), None);
     let mut refuser = None;
     while office.threads.load(SeqCst) > 0 {
@@ -38,11 +38,11 @@ pub fn run(server: OwnedFd, connection: OwnedFd, keeper: Option<OwnedFd>) -> io:
     Ok(())
 }
 
-/// What the threads share.
+/// The state that the threads share.
 struct Office {
     server: OwnedFd,
     kernel: DevFuse,
-    /// Threads that wait for the server.
+    /// The number of threads that wait for a notification.
     idle: AtomicUsize,
     threads: AtomicUsize,
 }
@@ -60,7 +60,7 @@ impl Office {
         })
     }
 
-    /// Serves until the server is gone.
+    /// Sends notifications until the server has ended.
     fn work(self: &Arc<Self>) {
         let mut buf = [0; MESSAGE_MAX];
         loop {
@@ -72,8 +72,8 @@ impl Office {
                 Ok(len) if len > 0 => len,
                 _ => return,
             };
-            // All others may wait in the kernel, and the next notification may be what they wait
-            // for. If no thread can be had, it waits.
+            // All other threads may be waiting in the kernel, possibly for something that the next
+            // notification triggers. If no thread can be started, that notification waits.
             if others == 0 && self.threads.load(SeqCst) < THREADS_MAX {
                 let _later = self.start_thread();
             }
@@ -90,7 +90,7 @@ impl Office {
     }
 }
 
-/// Replies to requests that no server will serve any more.
+/// Replies with an error to requests that no server will serve.
 struct Refuser<'a> {
     kernel: &'a DevFuse,
     buf: RequestBuf,
@@ -98,14 +98,15 @@ struct Refuser<'a> {
 
 impl Refuser<'_> {
     fn begin(kernel: &DevFuse) -> Refuser<'_> {
-        // The kernel fails by itself what the server had received over channels of its own. What it
-        // had received over this one is received again. Linux before 6.9 cannot do that: then a
-        // request that the dead server had received over a shared channel is never replied to.
+        // Requests that the server received over its own channels are failed by the kernel.
+        // Requests that it received over this channel are received again. Linux before 6.9 cannot
+        // resend: then a request that the dead server received over a shared channel never gets a
+        // reply.
         let _older_linux = kernel.notify(abi::NOTIFY_RESEND, &[]);
         Refuser { kernel, buf: RequestBuf::new() }
     }
 
-    /// Replies to all requests that are there.
+    /// Replies to all requests that can be received now.
     fn refuse_all(&mut self) {
         while let Ok(Received::Request(request)) = self.kernel.receive(0, &mut self.buf) {
             // Fails for a FORGET, which has no reply.

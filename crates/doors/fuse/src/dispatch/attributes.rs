@@ -81,9 +81,9 @@ impl<O: Ops> Server<O> {
     }
 
     /// Clears the set-user-id bits before a change of the file's content, so that no crash leaves
-    /// changed content with the old privilege. `applies` is called only if there are such bits. An
-    /// append-only file permits the clearing `before_append`. Before any other change, which such a
-    /// file refuses, the clearing is refused too and the bits stay.
+    /// changed content with the old privilege. `applies` is called only if there are such bits. In
+    /// an append-only file the bits can be cleared only `before_append`. Such a file refuses any
+    /// other change, and then the bits must stay.
     pub(crate) fn drop_privilege(
         &self,
         attr: &Attr,
@@ -94,7 +94,7 @@ impl<O: Ops> Server<O> {
         let (node, mode) = (attr.ino, mode_without_privilege(attr, header, None));
         if mode.is_some() && applies() {
             self.ops.setattr(node, &SetAttr { mode, before_append, ..SetAttr::default() })?;
-            // execve(2) uses the mode that the kernel has cached.
+            // Because execve(2) uses the mode that the kernel has cached.
             self.forget_attributes(node.0);
         }
         Ok(())
@@ -125,10 +125,11 @@ fn set_time(now: bool, sec: u64, nsec: u32) -> Answer<SetTime> {
     if now { Ok(SetTime::Now) } else { Ok(SetTime::At(timespec(sec, nsec)?)) }
 }
 
-/// The permission bits without set-user-id and set-group-id; `None` if neither must be cleared.
-/// Without group execution the set-group-id bit gives no rights, and it stays if the caller is a
-/// member of the group or has CAP_FSETID. If the set-user-id bit is cleared, the membership is
-/// checked against a new group, as on Linux. /proc is read only for these files, which are rare.
+/// The permission bits without those of set-user-id and set-group-id that a change clears; `None`
+/// if it clears none. The set-group-id bit stays without group execution, because it grants no
+/// rights then, and if the caller is a member of the group or has CAP_FSETID. If the set-user-id
+/// bit is cleared, the membership is checked against a new group, as on Linux. /proc is read only
+/// for files with such bits, which are rare.
 fn mode_without_privilege(attr: &Attr, header: &InHeader, new_gid: Option<u32>) -> Option<u32> {
     let mut mode = attr.mode & PERMISSIONS;
     if attr.kind == FileKind::Directory {

@@ -1,4 +1,5 @@
-//! The bytes of files: reads, writes with the semantics that the kernel expects, space, and seeks.
+//! The contents of files: reads, writes with the semantics that the kernel expects, allocation, and
+//! seeks.
 
 use crate::abi::InHeader;
 use crate::args::Args;
@@ -51,8 +52,8 @@ impl<O: Ops> Server<O> {
         }
     }
 
-    /// Stages the bytes if the caller writes the file atomically. `None` if it does not. The job is
-    /// for after the reply.
+    /// Stages the bytes of a WRITE if the caller has an atomic write of the file, and otherwise
+    /// returns `None`. The returned job must be queued after the reply.
     fn staged(
         &self,
         header: &InHeader,
@@ -151,9 +152,9 @@ impl<O: Ops> Server<O> {
             },
         };
         let node = Ino(request.header.nodeid);
-        // FALLOCATE is the only change of content for which the kernel sends no kill flag. A change
-        // that is made again has no caller any more, whose capabilities would count: its journal
-        // has the mode that it left.
+        // FALLOCATE is the only change of content for which the kernel sends no kill flag, so the
+        // caller's capabilities decide. A redone change has no caller any more; its journal entry
+        // has the resulting mode.
         let made_again = self.kept.as_ref().is_some_and(|kept| kept.is_redoing());
         if self.options.handle_killpriv && !made_again {
             let before_append = matches!(mode, FallocateMode::Allocate { .. });
@@ -163,7 +164,8 @@ impl<O: Ops> Server<O> {
         Ok(self.ops.fallocate(node, mode, asked.offset, asked.length)?)
     }
 
-    /// See [`crate::settle`]: the kernel may have dirty pages that it has not written yet.
+    /// Serves LSEEK. The kernel may have dirty pages that it has not written yet: see
+    /// [`crate::settle`].
     pub(super) fn lseek(&self, node: Ino, args: &mut Args<'_>, reply: Reply) {
         let asked = args.take().and_then(|asked: abi::LseekIn| match asked.whence as i32 {
             libc::SEEK_DATA => Ok((asked.offset, SeekKind::Data)),
@@ -174,7 +176,8 @@ impl<O: Ops> Server<O> {
             Ok(asked) => asked,
             Err(e) => return reply.err(e.0),
         };
-        // A dirty page can only turn a hole into data.
+        // A dirty page can only turn a hole into data, so the result is final if there is data
+        // already.
         if kind == SeekKind::Data && self.ops.seek(node, offset, kind).is_ok_and(|found| found == offset) {
             return reply.finish(Ok::<_, Errno>(abi::LseekOut { offset }));
         }

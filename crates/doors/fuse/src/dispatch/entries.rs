@@ -1,5 +1,5 @@
-//! What the kernel knows of inodes: lookups pin them for its entries, FORGET gives them back, and
-//! each reply with an entry or attributes is valid for a time.
+//! Tracks the inodes that the kernel knows. A reply with an entry pins its inode, FORGET releases
+//! pins, and each reply with an entry or attributes is valid for a limited time.
 
 use crate::abi::{self, op};
 use crate::args::Args;
@@ -45,10 +45,10 @@ impl<O: Ops> Server<O> {
         self.unpin(node, count);
     }
 
-    /// Pins an inode for an entry that the kernel will get.
+    /// Pins an inode for an entry in a reply to the kernel.
     pub(super) fn pin(&self, ino: Ino) -> Answer<()> {
         let Some(kept) = &self.kept else { return Ok(self.ops.pin(ino)?) };
-        // The pins of changes that are made again are known already.
+        // Pins of redone changes were noted before the server died.
         if kept.is_redoing() {
             return Ok(());
         }
@@ -60,10 +60,10 @@ impl<O: Ops> Server<O> {
         (self.options.cache_timeout.as_secs(), self.options.cache_timeout.subsec_nanos())
     }
 
-    /// The reply for a pinned inode.
+    /// The reply for an inode that is pinned already.
     pub(crate) fn entry(&self, attr: &Attr) -> abi::EntryOut {
         let (secs, nanos) = self.timeout();
-        // See `crate::notify`.
+        // While changes bypass the kernel, names get no timeout: see `crate::notify`.
         let (entry_valid, entry_valid_nsec) = if self.changes.are_made() { (0, 0) } else { (secs, nanos) };
         abi::EntryOut {
             nodeid: attr.ino.0,
@@ -112,7 +112,7 @@ impl<O: Ops> Server<O> {
         let entry = self.pinned_entry(&attr)?;
         match self.ops.may_keep_names(dir) {
             true => Ok(entry),
-            // The kernel drops a name without a timeout when its last user is gone.
+            // Without a timeout, the kernel drops the name when its last user is gone.
             false => Ok(abi::EntryOut { entry_valid: 0, entry_valid_nsec: 0, ..entry }),
         }
     }
@@ -133,7 +133,7 @@ fn wire_attr(attr: &Attr) -> abi::Attr {
         nlink: attr.nlink,
         uid: attr.uid,
         gid: attr.gid,
-        // Both sides use the kernel's encoding of dev_t in 32 bits.
+        // The kernel's 32-bit encoding of dev_t on both sides.
         rdev: attr.rdev as u32,
         blksize: BLOCK_SIZE as u32,
         flags: 0,

@@ -1,4 +1,4 @@
-//! The ioctls: flags of inodes, and what an administrator asks of the mount.
+//! The ioctls: flags of inodes, and administration of the mount.
 
 use crate::abi::{InHeader, ioctl};
 use crate::args::Args;
@@ -60,14 +60,14 @@ impl<O: Ops> Server<O> {
         }
     }
 
-    /// Carries out [`ioctl::FREEZE`] and [`ioctl::THAW`].
+    /// Serves [`ioctl::FREEZE`] and [`ioctl::THAW`].
     fn freeze_or_thaw(&self, cmd: u32, args: &mut Args<'_>, header: &InHeader, reply: Reply) {
         let checked = control::check_owner(header).and_then(|()| match cmd {
             ioctl::FREEZE => args.take(),
             _ => Ok(0),
         });
         let reply = match &self.kept {
-            // A server that leaves waits for the note of the freeze.
+            // A server that is being replaced waits until the freeze is noted.
             Some(kept) => reply.holding(Box::new(kept.owe(None))),
             None => reply,
         };
@@ -85,7 +85,7 @@ impl<O: Ops> Server<O> {
         let asked = match cmd {
             ioctl::GETFLAGS => return reply.finish(flags::get(&*self.ops, node)),
             ioctl::FSGETXATTR => return reply.finish(flags::get_fsxattr(&*self.ops, node)),
-            // An old kernel passes the ioctl on for any caller that can open the file.
+            // A kernel before 5.13 passes the ioctl on for any caller that can open the file.
             ioctl::SETFLAGS | ioctl::FSSETXATTR if !self.flags_checked.load(Ordering::Relaxed) => {
                 return reply.err(libc::EOPNOTSUPP);
             }
@@ -100,7 +100,7 @@ impl<O: Ops> Server<O> {
             }
             Ok(set) => {
                 let done = flags::set(&*self.ops, node, set);
-                // The kernel does not know that an ioctl changes the inode's times.
+                // The kernel does not know that the ioctl has changed the inode's times.
                 self.forget_attributes(node.0);
                 reply.finish(done);
             }
@@ -108,7 +108,7 @@ impl<O: Ops> Server<O> {
         }
     }
 
-    /// The ioctls of F2FS, in [`crate::atomics`].
+    /// Serves the ioctls of F2FS: see [`crate::atomics`].
     fn atomic(&self, cmd: u32, header: &InHeader, reply: Reply) {
         let ino = Ino(header.nodeid);
         if self.writeback.load(Ordering::Relaxed) {
@@ -129,8 +129,9 @@ impl<O: Ops> Server<O> {
         }
     }
 
-    /// Commits or forgets an atomic write. A commit waits for the log: one alone does so here,
-    /// since another thread would first have to wake; several of them would take all workers.
+    /// Commits or discards an atomic write. A commit waits for the log. A single one waits on this
+    /// worker, which saves waking another thread. Several at a time would occupy all workers, so
+    /// other threads serve them.
     fn end_atomic(&self, cmd: u32, taken: Taken, ino: Ino, reply: Reply) {
         let settle = |reply, then| self.settle(SettledJob { reply, ino, from: 0, then });
         let ended = match cmd {

@@ -1,4 +1,4 @@
-//! Requests that another thread replies to, so that they hold no worker: an fsync waits for the
+//! Requests to which another thread replies, so that they occupy no worker: an fsync waits for the
 //! log, and other requests wait until the kernel has written its dirty pages.
 
 use crate::abi;
@@ -24,8 +24,7 @@ impl<O: Ops> Server<O> {
         }
     }
 
-    /// Passes an INTERRUPT to the thread that knows the parked requests. The kernel waits for no
-    /// reply.
+    /// Passes an INTERRUPT to the thread that serves parked requests. The kernel expects no reply.
     pub(super) fn interrupt(&self, args: &mut Args<'_>, reply: Reply) {
         let Some(parking) = &self.parking else { return reply.err(libc::ENOSYS) };
         reply.none();
@@ -41,7 +40,7 @@ impl<O: Ops> Server<O> {
     }
 
     pub(super) fn page_job(&self, job: PageJob) {
-        // If the threads have ended, the error returns the job, and dropping its reply sends EIO.
+        // If the threads have ended, the job is dropped, and its reply sends EIO.
         if self.settled.send(job).is_err() {
             tracing::error!("no thread has dirty pages written");
         }

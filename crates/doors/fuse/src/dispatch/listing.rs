@@ -17,7 +17,7 @@ impl<O: Ops> Server<O> {
         Ok(list.len)
     }
 
-    /// Attributes are added after the walk, because the walk may hold the directory's locks.
+    /// Attributes are added after the walk: during the walk, the directory's locks may be held.
     pub(super) fn readdirplus(&self, node: Ino, args: &mut Args<'_>, out: &mut IoBuf) -> Answer<usize> {
         let asked: abi::ReadIn = args.take()?;
         let mut list = DirList::new(out, asked.size, true);
@@ -30,8 +30,8 @@ impl<O: Ops> Server<O> {
                 abi::EntryOut::mut_from_prefix(bytes).expect("each record begins with an entry");
             let (dirent, rest) = abi::Dirent::ref_from_prefix(rest).expect("a directory entry follows");
             let name = &rest[..dirent.namelen as usize];
-            // An entry that has been removed meanwhile gets no inode: the kernel lists the name,
-            // and looks it up if necessary.
+            // An entry that has been removed since gets no inode: the kernel lists the name, and
+            // looks it up if necessary.
             if name != b"." && name != b".." && self.pin(Ino(dirent.ino)).is_ok() {
                 match self.ops.getattr(Ino(dirent.ino)) {
                     Ok(attr) => *entry = self.entry(&attr),

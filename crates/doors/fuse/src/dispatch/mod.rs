@@ -1,5 +1,5 @@
-//! Dispatches requests: each is a match arm, a call, and a reply or an errno. The files of this
-//! folder hold the calls, by what a request does.
+//! Dispatches requests. Each opcode has a match arm that calls a method and sends its result or
+//! errno. The files in this folder contain these methods, grouped by kind of request.
 
 mod attributes;
 mod data;
@@ -36,7 +36,7 @@ impl<O: Ops> Server<O> {
             }
             op::LOOKUP => reply.finish(self.lookup(node, args)),
             opcode if has_no_reply(opcode) => {
-                // Send no reply: the kernel keeps no request that could receive it.
+                // Sends no reply, because the kernel does not expect one.
                 reply.none();
                 if self.forget(request).is_err() {
                     tracing::error!(op = abi::op_name(opcode), "malformed");
@@ -79,15 +79,15 @@ impl<O: Ops> Server<O> {
             op::REMOVEXATTR => reply.finish(self.removexattr(node, args)),
             op::IOCTL => self.ioctl(request, args, reply),
             op::INTERRUPT => self.interrupt(args, reply),
-            // Not served, which the kernel remembers: FLUSH (a close is no durability point),
-            // ACCESS (the kernel checks permissions), locks and POLL (the kernel handles them),
-            // BMAP.
+            // Not served; the kernel remembers ENOSYS and sends no more of these: FLUSH (a close is
+            // no durability point), ACCESS (the kernel checks permissions), locks and POLL (the
+            // kernel handles them), BMAP.
             _ => reply.err(libc::ENOSYS),
         }
     }
 }
 
-/// Opcodes after which no reply may be sent.
+/// Whether requests with this opcode have no reply.
 fn has_no_reply(opcode: u32) -> bool {
     matches!(opcode, op::FORGET | op::BATCH_FORGET)
 }
@@ -99,7 +99,7 @@ fn finish_bytes(reply: Reply, bytes: Answer<Vec<u8>>) {
     }
 }
 
-/// Replies with the first bytes of the worker's scratch space.
+/// Replies with the first bytes of the worker's scratch buffer.
 fn finish_scratch(reply: Reply, len: Answer<usize>, out: &IoBuf) {
     match len {
         Ok(len) => reply.ok(&[&out.as_bytes()[..len]]),

@@ -1,4 +1,4 @@
-//! Changes of names: new inodes with their owner and mode, links, removals, renames.
+//! Changes of names: new inodes with their owner and mode, links, removals and renames.
 
 use crate::abi;
 use crate::args::Args;
@@ -107,7 +107,8 @@ impl<O: Ops> Server<O> {
         Ok(self.ops.unlink(dir, args.name()?)?)
     }
 
-    /// A tree is removed by a thread that may wait for changes under way to end.
+    /// Serves RMDIR. If the directory is a tree, a thread serves it that may wait for changes in
+    /// progress.
     pub(super) fn rmdir(&self, dir: Ino, args: &mut Args<'_>, reply: Reply) {
         match args.name() {
             Ok(name) if self.ops.tree_named(dir, name).is_some() => {
@@ -131,7 +132,8 @@ impl<O: Ops> Server<O> {
         self.rename_to(Ino(request.header.nodeid), Self::rename2_of(request, args), reply);
     }
 
-    /// A tree is renamed by a thread that may wait for changes under way to end.
+    /// Serves RENAME. If the file is a tree, a thread serves it that may wait for changes in
+    /// progress.
     fn rename_to(&self, dir: Ino, asked: Answer<(Ino, &[u8], &[u8], RenameMode)>, reply: Reply) {
         match asked {
             Ok((new_dir, name, new_name, mode)) if self.ops.tree_named(dir, name).is_some() => {

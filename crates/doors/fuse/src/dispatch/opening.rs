@@ -1,4 +1,4 @@
-//! Opens and their ends: what the kernel may cache of an open file, and which opens are counted.
+//! Opens and releases: what the kernel may cache of an open file, and which opens are counted.
 
 use crate::abi::{self, fopen};
 use crate::args::Args;
@@ -11,21 +11,21 @@ use kedgefs::{FileFlags, Ino, SetAttr};
 use std::sync::atomic::Ordering;
 
 impl<O: Ops> Server<O> {
-    /// Opens a file that was just made, which has no flag that forbids a change.
+    /// Opens a file that was just made, and so has no flag that forbids changes.
     pub(super) fn new_open(&self, ino: Ino, flags: u32) -> Answer<abi::OpenOut> {
         let fh = if self.can_store(flags) { self.counted(ino, self.opens.store(ino)?) } else { 0 };
         Ok(abi::OpenOut { fh, open_flags: fopen::KEEP_CACHE | fopen::NOFLUSH, padding: 0 })
     }
 
-    /// Whether a file opened with these flags can change pages without a WRITE. Only a mount that
-    /// sees opens counts them, because no RELEASE arrives otherwise.
+    /// Whether a file opened with these flags can change pages without a WRITE. False on a mount
+    /// with `no_open`: there is no RELEASE to end the count.
     fn can_store(&self, flags: u32) -> bool {
         let access = flags as i32 & libc::O_ACCMODE;
         let cached = self.writeback.load(Ordering::Relaxed);
         !self.options.no_open && (access == libc::O_RDWR || cached && access == libc::O_WRONLY)
     }
 
-    /// See [`crate::opens`].
+    /// Serves OPEN: see [`crate::opens`].
     pub(super) fn open(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::OpenOut> {
         if self.options.no_open {
             return Err(Errno(libc::ENOSYS));

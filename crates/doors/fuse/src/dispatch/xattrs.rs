@@ -1,4 +1,4 @@
-//! Extended attributes, among them those of the root directory that control the mount.
+//! Extended attributes, including those of the root directory that control the mount.
 
 use crate::args::{Args, NAME_END};
 use crate::dispatch::attributes::{PERMISSIONS, S_ISGID};
@@ -44,8 +44,8 @@ impl<O: Ops> Server<O> {
         finish_xattr(reply, value);
     }
 
-    /// The list ends with an error as soon as it is too long, because a caller could make the
-    /// server build it again and again.
+    /// Stops with an error as soon as the list is too long, because a caller could repeat the
+    /// request.
     pub(super) fn listxattr(&self, request: &Request<'_>, args: &mut Args<'_>, reply: Reply) {
         let list = args.take().and_then(|asked: abi::GetxattrIn| {
             let mut list = Vec::new();
@@ -107,8 +107,8 @@ impl<O: Ops> Server<O> {
         Ok(self.ops.setxattr(node, name, value, mode)?)
     }
 
-    /// Whether the arguments of a SETXATTR of the root directory change options or the size of the
-    /// mount, and not a file.
+    /// Whether a SETXATTR of the root directory sets options or the size of the mount, rather than
+    /// an attribute of the directory.
     pub(crate) fn sets_options(&self, mut args: Args<'_>) -> bool {
         let acls = self.acls.load(Ordering::Relaxed);
         let asked = args.take::<abi::SetxattrIn>().map(drop);
@@ -123,13 +123,13 @@ impl<O: Ops> Server<O> {
         let name = args.text()?;
         self.check_xattr_name(name)?;
         match self.ops.removexattr(node, name) {
-            // Removing an absent list succeeds: the mode alone is in effect already, as requested.
+            // Removing a missing list succeeds: the mode alone applies already.
             Err(kedgefs::Error::NoXattr) if acl::is_acl_name(name) => Ok(()),
             removed => Ok(removed?),
         }
     }
 
-    /// The kernel passes `system.posix_acl_*` on if the server has not negotiated ACLs.
+    /// Refuses `system.posix_acl_*`, which the kernel passes on if ACLs were not negotiated.
     fn check_xattr_name(&self, name: &[u8]) -> Answer<()> {
         if name.is_empty() {
             return Err(EINVAL);

@@ -1,9 +1,9 @@
-//! Results of requests that may be sent again: their change is made, and their reply may not have
+//! Results of requests that may be resent: their change is made, but their reply may not have
 //! reached the kernel.
 //!
-//! A worker serves one request at a time, so only the last entry of each worker can be without a
-//! reply. These are copied here before the journal that holds them is freed. The ring holds those
-//! of the last lives; numbers of requests are never used again.
+//! A worker serves one request at a time, so only the last entry of each worker can lack a reply.
+//! The next server copies the results of these entries here before it frees the journal. The ring
+//! has the results of the last few lives. Numbers of requests are never reused.
 
 use super::area::{ANSWERS, ANSWERS_AT, Area, fields};
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ fields!(
 
 pub(crate) struct Answers {
     held: BTreeMap<u64, Answered>,
-    /// The number of the next one.
+    /// The number of the next result.
     number: u64,
 }
 
@@ -33,7 +33,7 @@ impl Answers {
     pub(crate) fn add(&mut self, area: &Area, answered: Answered) {
         let place = ANSWERS_AT + self.number % ANSWERS * size_of::<Answered>() as u64;
         let number_at = place + std::mem::offset_of!(Answered, number) as u64;
-        // The number makes the others valid. It is 0 while they belong to two results.
+        // A number other than 0 makes the result valid. It is 0 while old and new fields are mixed.
         area.store(number_at, 0);
         area.put(place, Answered { number: 0, ..answered }.as_bytes());
         area.store(number_at, self.number);

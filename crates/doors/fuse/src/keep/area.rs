@@ -1,24 +1,24 @@
-//! The memory that outlives a server: a sealed memfd, which the keeper and the server of the moment
-//! have open.
+//! The memory that outlives a server: a sealed memfd, which the keeper and its present server have
+//! open.
 //!
 //! | at | what | written by |
 //! |---|---|---|
 //! | 0 | `Head`: version, lives, what INIT negotiated, the suspect | the server |
 //! | `DEATHS_AT` | `Deaths` | the keeper |
-//! | `OPTIONS_AT` | `OPTIONS` places for the options that remounts have changed (`options`) | the server |
-//! | `FORCED_AT` | `FORCED` changes that the journal does not cover (`forced`) | the server |
-//! | `ANSWERS_AT` | a ring of `ANSWERS` results of requests that may be sent again | the server |
+//! | `OPTIONS_AT` | `OPTIONS` lists of options changed by remounts (`options`) | the server |
+//! | `FORCED_AT` | `FORCED` slots for changes outside the journal (`forced`) | the server |
+//! | `ANSWERS_AT` | a ring of `ANSWERS` results of requests that may be resent | the server |
 //! | `HALVES_AT` | the two halves of the journal (`journal`) | the server |
 //! | `PINS_AT` | counts of pins (`pins`) | the server |
 //!
-//! It is written through a mapping, because a system call for each field costs more than most
-//! changes. When its process is killed, a word is stored or not, and the stores before it are
-//! done (`words`). So every validity here rests on one word, and each field says which:
-//! - a field that one word replaces, such as a count: that word;
+//! The memory is written through a mapping, because a system call for each field would cost more
+//! than most changes. When the process is killed, a word is stored or not, and all stores before it
+//! have taken effect (`words`). So the validity of every field depends on a single word:
+//! - a field of one word, such as a count: that word;
 //! - a field that `Area::put` replaces: its first word, which is stored last;
-//! - others name the word and the order at the place that stores them.
+//! - other fields: the code that stores them names the word and the order.
 //!
-//! Only the death of processes matters: with the machine the memory is gone.
+//! Only deaths of processes matter: if the machine fails, the memory is lost.
 
 use super::words::Words;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,16 +28,16 @@ use std::time::Duration;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"kedgkeep");
-/// Increases with each change of the layout. A server of another version refuses the area.
+/// The layout version. It increases with each change; a server of another version refuses the area.
 pub const VERSION: u32 = 3;
 
 pub(crate) const OPTIONS_AT: u64 = 1024;
 pub(crate) const OPTIONS: u64 = 2;
-/// Bytes of one place.
+/// Bytes of one list of options.
 pub(crate) const OPTIONS_MAX: u64 = 512;
 pub(crate) const DEATHS_AT: u64 = 2048;
 pub(crate) const FORCED_AT: u64 = 2560;
-/// Changes that the journal does not cover and that may be under way at the same time.
+/// Slots for changes outside the journal, and so the number of them that may be in progress.
 pub(crate) const FORCED: u64 = 48;
 pub(crate) const ANSWERS_AT: u64 = 4096;
 pub(crate) const ANSWERS: u64 = 1024;
@@ -45,13 +45,14 @@ pub(crate) const HALVES_AT: u64 = ANSWERS_AT + ANSWERS * 64;
 /// Bytes of one half of the journal.
 pub(crate) const HALF: u64 = 16 << 20;
 pub(crate) const PINS_AT: u64 = HALVES_AT + 2 * HALF;
-/// Inodes that the kernel may know at the same time. The pages of unused ones take no memory.
+/// Inodes that the kernel may know at the same time. Unused slots take no memory.
 pub(crate) const PINS: u64 = 4 << 20;
 const SIZE: u64 = PINS_AT + PINS * 16;
 
-/// Lives whose cut-off in the log is remembered. Changes of an older life are gone by then.
+/// The number of lives whose cut-off in the log is kept. Older lives have no changes left in the
+/// journal.
 pub(crate) const LIVES: usize = 64;
-/// Classes of pauses: up to a millisecond, two, four, and so on.
+/// Classes of pauses: up to 1 ms, 2 ms, 4 ms and so on.
 pub const PAUSES: usize = 16;
 
 macro_rules! fields {
@@ -69,37 +70,39 @@ macro_rules! fields {
 pub(crate) use fields;
 
 fields!(
-    /// What INIT has negotiated, with which the next server goes on.
+    /// The features that INIT has negotiated, which the next server keeps.
     pub(crate) Negotiated = 16 { done: u32, writeback: u32, acls: u32, flags_checked: u32 }
 );
 fields!(
-    /// The request that is served alone because it may have killed its server.
+    /// The request that is served alone because it may have killed a server.
     pub(crate) Suspect = 32 { unique: u64, node: u64, opcode: u32, deaths: u32, under_way: u64 }
 );
 fields!(
     pub(crate) Head = 968 {
         magic: u64, version: u32, padding: u32, life: u64, negotiated: Negotiated, suspect: Suspect,
-        // By life: the end of the log that recovery found after it; 0 for a life that is not over.
+        // For each life, the end of the log that recovery found after it; 0 if recovery has not run
+        // yet.
         cutoffs: [u64; LIVES],
         pauses: [u64; PAUSES], pause_max_ns: u64, pause_last_ns: u64, redone: u64, poisoned: u64,
-        // When the last handover began; then as for deaths.
+        // The time when the last handover began; then the same statistics as for deaths.
         handover_ns: u64, handovers: u64, handover_last_ns: u64, handover_max_ns: u64,
         handover_pauses: [u64; PAUSES],
-        // Not 0: the keeper hastens the end of a server by its sentinel (`sentinel`).
+        // Not 0 if the keeper hastens the end of a server, which it detects by the sentinel
+        // (`sentinel`).
         hastens: u64,
-        // The thread id of the server's sentinel; 0: it has none.
+        // The thread id of the server's sentinel; 0 if it has none.
         sentinel: u64,
-        // The options that remounts have changed (`options`).
+        // Which list has the options that remounts have changed, and its length (`options`).
         options: u64,
-        // A freeze (`frozen`): the request that made it, 0 for none; when it began, in seconds
-        // since 1970; when it ends by itself, 0 for never; the last request that ended one.
+        // A freeze (`frozen`): the request that made it, 0 for none; its begin, in seconds since
+        // 1970; its automatic end, 0 for never; the request that made the last thaw.
         frozen: u64, frozen_since: u64, thaw_at_ns: u64, thawed: u64,
-        // The descriptor by which servers inherit the image's file; 0: they open its path.
+        // The descriptor with which servers inherit the image's file; 0 if they open its path.
         image: u64,
     }
 );
 fields!(
-    /// What the keeper saw of its servers.
+    /// The deaths of servers that the keeper has observed.
     pub Deaths = 32 { deaths: u64, signal: u32, padding: u32, at_ns: u64, unused: u64 }
 );
 
@@ -112,7 +115,7 @@ macro_rules! at {
 pub(crate) use at;
 
 impl Head {
-    /// Whether the last server left its place, and did not die.
+    /// Whether the last server was replaced by a handover, rather than dying.
     pub(crate) fn is_handed_over(&self, deaths: &Deaths) -> bool {
         self.handover_ns > deaths.at_ns
     }
@@ -127,7 +130,7 @@ pub struct Area {
 }
 
 impl Area {
-    /// Makes an area, and takes its memory except for the pins.
+    /// Makes an area, and allocates all of its memory except for the pins.
     pub fn make() -> io::Result<Area> {
         let fd = rustix::fs::memfd_create("kedge-keeper", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, SIZE)?;
@@ -139,12 +142,12 @@ impl Area {
         Ok(area)
     }
 
-    /// Servers inherit the image's file as this descriptor.
+    /// Notes the descriptor with which servers inherit the image's file.
     pub fn note_image(&self, fd: i32) {
         self.store(at!(image), u64::from(fd.unsigned_abs()));
     }
 
-    /// The area that another process has made.
+    /// Opens an area that another process has made.
     pub fn inherited(fd: OwnedFd) -> io::Result<Area> {
         let invalid = |what| Err(io::Error::new(io::ErrorKind::InvalidData, what));
         let size = rustix::fs::fstat(&fd)?.st_size as u64;
@@ -163,12 +166,12 @@ impl Area {
         self.fd.as_fd()
     }
 
-    /// Maps the pages of the journal.
+    /// Maps the pages of the journal in advance.
     pub(crate) fn populate(&self) -> io::Result<()> {
         self.words.populate(HALVES_AT, 2 * HALF)
     }
 
-    /// Takes memory for a range, so that stores there find it.
+    /// Allocates memory for a range, so that stores to it cannot fail.
     pub(crate) fn allocate(&self, at: u64, len: u64) -> io::Result<()> {
         loop {
             match rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), at, len) {
@@ -183,12 +186,12 @@ impl Area {
         self.words.store(at, value);
     }
 
-    /// Replaces a field. Its first word is stored last.
+    /// Replaces a field of whole words. Its first word is stored last.
     pub(crate) fn put(&self, at: u64, field: &[u8]) {
         self.words.put(at, field);
     }
 
-    /// Stores bytes that another field makes valid.
+    /// Stores bytes whose validity depends on another field.
     pub(crate) fn fill(&self, at: u64, bytes: &[u8]) {
         self.words.fill(at, bytes);
     }
@@ -203,7 +206,7 @@ impl Area {
         value
     }
 
-    /// The keeper saw a server die by a signal.
+    /// Notes that a server died from a signal.
     pub fn note_death(&self, signal: i32) -> Deaths {
         let before = self.deaths();
         let deaths =
@@ -212,13 +215,13 @@ impl Area {
         deaths
     }
 
-    /// How long requests waited for the server that took a mount over last.
+    /// How long requests waited during the last handover.
     pub fn last_handover(&self) -> Duration {
         let head: Head = self.read(0);
         Duration::from_nanos(head.handover_last_ns)
     }
 
-    /// Handovers whose next server serves.
+    /// The number of handovers that are complete: their new server serves.
     pub fn handovers(&self) -> u64 {
         let head: Head = self.read(0);
         head.handovers
@@ -229,7 +232,7 @@ impl Area {
     }
 }
 
-/// Time that all processes of the machine share.
+/// The monotonic time in nanoseconds, which all processes of the machine share.
 pub(crate) fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()

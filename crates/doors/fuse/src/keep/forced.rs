@@ -1,8 +1,8 @@
 //! Changes that the journal does not cover, and whose reply may not have been sent.
 //!
-//! A server stores what a name meant before such a change, so that the next one can find out
-//! whether the change is made (`takeover::forced`). A slot is valid with the request's number,
-//! which is stored last, and free without it.
+//! Before such a change, a server stores what the name refers to, so that the next server can find
+//! out whether the change was made (`takeover::forced`). A slot contains the request's number,
+//! which is stored last. With the number 0 the slot is free.
 
 use super::area::{ANSWERS_AT, Area, FORCED, FORCED_AT, fields};
 use kedge_base::Ino;
@@ -10,14 +10,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use zerocopy::IntoBytes;
 
 fields!(
-    /// Numbers of inodes; 0 for none.
+    /// Inode numbers; 0 for none.
     pub(crate) Forced = 32 {
         unique: u64,
-        // What the name that changes meant before.
+        // The inode to which the changed name referred before the change.
         before: u64,
-        // What gets the name, if that exists before.
+        // The inode that the change gives the name to, if the inode exists before.
         subject: u64,
-        // What the change has made; `REFUSED`: the change was refused; 0: not known.
+        // The inode to which the name refers after the change; `REFUSED` if the change failed; 0 if
+        // not known.
         made: u64,
     }
 );
@@ -28,7 +29,7 @@ pub(crate) const REFUSED: u64 = u64::MAX;
 /// A directory and a name in it.
 pub(crate) type Name = (Ino, Vec<u8>);
 
-/// The place of a change.
+/// The index of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Slot(u64);
 
@@ -40,11 +41,11 @@ impl Slot {
 
 pub(crate) struct Slots {
     free: Vec<Slot>,
-    /// Those of earlier servers, by request.
+    /// Slots that earlier servers have filled, by request.
     left: BTreeMap<u64, (Slot, Forced)>,
-    /// The names of the changes under way.
+    /// The names of changes in progress, with their slots.
     under_way: Vec<(Slot, Name)>,
-    /// What changes have made, as long as a request may come whose server died.
+    /// Inodes that changes have made, kept as long as a request of a dead server may be resent.
     claimed: BTreeSet<u64>,
 }
 
@@ -63,14 +64,14 @@ impl Slots {
         Slots { free, left, under_way: Vec::new(), claimed }
     }
 
-    /// Stores what was before a change of `name`. `None`: a change of this name is under way, or
-    /// too many are.
+    /// Stores the state before a change of `name`. Returns `None` if a change of this name is in
+    /// progress, or too many changes are.
     pub(crate) fn begin(&mut self, area: &Area, name: Name, forced: Forced) -> Option<Slot> {
         if self.under_way.iter().any(|(_, other)| *other == name) {
             return None;
         }
-        // The kernel sends a request again as soon as its next server serves. What still lies here
-        // when all other slots are taken had its reply.
+        // The kernel resends requests as soon as the next server serves. So if all other slots are
+        // taken, the requests of the slots left here have had their replies.
         let slot = self.free.pop().or_else(|| self.left.pop_first().map(|(_, (slot, _))| slot))?;
         area.store(slot.at(), 0);
         area.put(slot.at(), forced.as_bytes());
@@ -78,7 +79,7 @@ impl Slots {
         Some(slot)
     }
 
-    /// Stores what a change has made, before its reply.
+    /// Stores what a change has made. Must be called before its reply.
     pub(crate) fn made(&mut self, area: &Area, slot: Slot, made: u64) {
         area.store(slot.at() + MADE_AT, made);
         if !self.left.is_empty() {
@@ -86,17 +87,17 @@ impl Slots {
         }
     }
 
-    /// Takes what an earlier server has stored of a request that is sent again.
+    /// Takes the slot that an earlier server has filled for a request that is resent.
     pub(crate) fn take(&mut self, unique: u64) -> Option<(Slot, Forced)> {
         self.left.remove(&unique)
     }
 
-    /// Whether another change has made this.
+    /// Whether another change has made this inode.
     pub(crate) fn is_claimed(&self, made: u64) -> bool {
         self.claimed.contains(&made)
     }
 
-    /// The reply is sent, or the change is begun as a new one.
+    /// Frees a slot, because the reply was sent or the change is served like a new one.
     pub(crate) fn end(&mut self, area: &Area, slot: Slot) {
         area.store(slot.at(), 0);
         self.under_way.retain(|(other, _)| *other != slot);

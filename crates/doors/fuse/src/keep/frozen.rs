@@ -1,32 +1,33 @@
 //! A freeze that outlives its server.
 //!
-//! The field is valid with `frozen`, the number of the request that has made the freeze. It is
-//! stored when the image is clean and the journal is empty, before the reply. So a next server that
-//! finds it has nothing to make again, and opens the image without a write. A thaw stores 0 before
-//! it begins: a next server that finds that opens the image as after any death, which is a thaw.
+//! The field is valid if `frozen` has the number of the request that made the freeze. The number is
+//! stored before the reply, when the image is clean and the journal is empty. So a next server that
+//! finds the number has nothing to redo, and opens the image without a write. A thaw stores 0
+//! before it begins. A next server that finds 0 opens the image as after any death, which is a
+//! thaw.
 //!
-//! A request that is sent again after a death may have been carried out: that of the freeze if its
-//! number is in the field, that of the thaw if its number is in `thawed` and there is no freeze.
+//! A request that is resent after a death may have been carried out: a freeze, if the field has its
+//! number; a thaw, if `thawed` has its number and there is no freeze.
 
 use super::area::{Area, Head, at, now_ns};
 use crate::abi::UNIQUE_RESEND;
 use std::time::Duration;
 
-/// The number of a freeze or thaw that no request asks for.
+/// The number for a freeze or thaw that no request has asked for.
 const OWN: u64 = u64::MAX;
 
 /// A freeze.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Frozen {
     pub(crate) unique: u64,
-    /// In seconds since 1970.
+    /// When the freeze began, in seconds since 1970.
     pub since: i64,
-    /// Until it ends by itself.
+    /// The time until the automatic thaw; `None` for never.
     pub(crate) left: Option<Duration>,
 }
 
 impl Area {
-    /// The freeze, if there is one.
+    /// The present freeze, if there is one.
     pub fn frozen(&self) -> Option<Frozen> {
         let head: Head = self.read(0);
         let left =
@@ -45,13 +46,14 @@ impl Area {
         self.store(at!(frozen), frozen.unique & !UNIQUE_RESEND);
     }
 
-    /// The thaw of this request begins; `None`: the time of the freeze is over.
+    /// Notes that a thaw begins: for this request, or with `None` because the freeze's time limit
+    /// has passed.
     pub(crate) fn note_thaw(&self, unique: Option<u64>) {
         self.store(at!(thawed), unique.map_or(OWN, |unique| unique & !UNIQUE_RESEND));
         self.store(at!(frozen), 0);
     }
 
-    /// Whether a server that died has carried out this freeze or thaw.
+    /// Whether an earlier server has carried out this freeze or thaw.
     pub(crate) fn has_changed_freeze(&self, unique: u64, freezes: bool) -> bool {
         let head: Head = self.read(0);
         let number = unique & !UNIQUE_RESEND;

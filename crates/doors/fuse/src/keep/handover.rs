@@ -1,16 +1,17 @@
-//! The end of a server that leaves its place to another one.
+//! The end of a server that is replaced by another one.
 //!
-//! It stops receiving, finishes what it has received, makes everything durable, frees the journal,
-//! gives the image up, and its process ends. What it has not received stays with the kernel.
-//! Whatever it has not finished after [`PATIENCE`] is left to the journal and to the kernel, as by
-//! a death. So a handover promises what a death promises, and only its pause is shorter: the next
-//! server finds an empty journal and a short log, and need not wait for the end of this process.
+//! The server stops receiving, finishes the requests that it has received, makes everything
+//! durable, frees the journal, releases the image, and its process ends. Requests that it has not
+//! received stay in the kernel. Requests that it has not finished after [`PATIENCE`] are left to
+//! the journal and the kernel, as after a death. So a handover gives the same guarantees as a
+//! death, with a shorter pause: the next server finds an empty journal and a short log, and need
+//! not wait for the end of this process.
 //!
 //! # Why the next server may begin before this process has ended
-//! Once the image is given up, no worker runs, each reply is sent, no request of this process is at
-//! the device, and none can begin. The journal is free, so its thread sleeps. So nothing of this
-//! process reaches the image or the keeper's memory any more. A thread that notifies the kernel may
-//! go on until the process ends: the kernel refuses its replies to requests that were sent again.
+//! When the image is released, no worker runs, all replies are sent, no request of this process is
+//! at the device, and none can begin. The journal is free, so its thread sleeps. So this process
+//! changes neither the image nor the keeper's memory any more. A thread that notifies the kernel
+//! may continue until the process ends: the kernel refuses its replies to resent requests.
 
 use super::Kept;
 use super::area::{Area, at, now_ns};
@@ -24,11 +25,11 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// For requests that were received. One that waits for its device may take longer.
+/// Time limit for the received requests. A request that waits for its device may take longer.
 const PATIENCE: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(1);
 
-/// What a server that leaves waits for, one after another.
+/// What the server waits for, in this order.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     Requests,
@@ -37,20 +38,20 @@ enum Stage {
     Device,
 }
 
-/// The end of a server.
+/// The last actions of a server.
 pub struct Leave {
-    /// Ends the use of the image by this process, and says that the next server may begin.
+    /// Ends the use of the image by this process, and reports that the next server may begin.
     pub give_up: Box<dyn Fn() + Send + Sync>,
-    /// Ends the process without running anything else.
+    /// Ends the process without running any other code.
     pub exit: fn() -> !,
 }
 
-/// The handover of one server.
+/// The handover from one server to the next.
 pub struct Handover {
     area: Arc<Area>,
     transport: Arc<dyn Transport>,
     begun: AtomicBool,
-    /// Set when the session is served.
+    /// Set when the session is being served.
     pool: OnceLock<Arc<WorkerPool>>,
     stage: Mutex<Stage>,
     leave: Leave,
@@ -62,13 +63,13 @@ impl Handover {
         Handover { area, transport, begun, pool: OnceLock::new(), stage, leave }
     }
 
-    /// The workers that have to end.
+    /// Sets the workers that must end.
     pub(crate) fn serves(&self, pool: &Arc<WorkerPool>) {
-        // A session is served once.
+        // Fails only at a second call, but a session is served only once.
         let _first = self.pool.set(pool.clone());
     }
 
-    /// Leaves. The caller has made most of the file system durable, while it was served.
+    /// Begins the handover and does not return. The caller has already made most changes durable.
     pub fn begin(&self) -> ! {
         self.area.store(at!(handover_ns), now_ns());
         self.begun.store(true, SeqCst);
@@ -91,7 +92,7 @@ impl Handover {
         self.begun.load(SeqCst)
     }
 
-    /// All workers have ended.
+    /// Completes the handover. Must be called after all workers have ended.
     pub(crate) fn complete(&self, kept: &Kept) -> ! {
         let begins = |stage| *self.stage.lock() = stage;
         begins(Stage::Journal);
@@ -99,7 +100,7 @@ impl Handover {
             let why = io::Error::from_raw_os_error(errno);
             tracing::warn!("the next server makes changes again, which could not be synced: {why}");
         }
-        // Threads other than workers send some replies.
+        // Threads other than workers send some of the replies.
         begins(Stage::Replies);
         while kept.owes_replies() {
             SystemClock::default().sleep(POLL);

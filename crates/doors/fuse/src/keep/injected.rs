@@ -1,11 +1,11 @@
-//! For tests of a whole mount: deaths inside of requests, in builds with debug assertions.
+//! Kills servers within requests, for tests of a whole mount, in builds with debug assertions.
 //!
-//! `KEDGE_DEATHS=SEED,FILE` has every second server of a mount die at one step of one kind of
-//! request, by a panic or by abort(3). The seed and the number of the life choose them, so that
-//! rare kinds get as many tries as common ones. The lives between end by other causes: a request
-//! that kills three servers one after another is refused. `KEDGE_DEATHS=READ/Received,FILE` has the
-//! first server die by a panic at this step of its first such request. Before its death a server
-//! appends a line to FILE.
+//! With `KEDGE_DEATHS=SEED,FILE`, every second server of a mount dies at one step of one kind of
+//! request, by a panic or by abort(3). The seed and the number of the life select these, so that
+//! rare kinds are tried as often as common ones. The lives in between must end for other reasons,
+//! because a request that kills three consecutive servers is refused. With
+//! `KEDGE_DEATHS=READ/Received,FILE`, the first server dies by a panic at this step of the first
+//! such request. Before its death a server appends a line to FILE.
 
 use super::step::Step;
 use crate::abi::{op, op_name};
@@ -16,10 +16,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const VARIABLE: &str = "KEDGE_DEATHS";
-/// The first passages of a step, at one of which a server dies.
+/// A server dies at one of this many first passages of the step.
 const PASSAGES: u64 = 4;
 
-/// Kinds of requests that change something.
+/// Kinds of requests that change the file system.
 const CHANGES: &[u32] = &[
     op::SETATTR,
     op::SYMLINK,
@@ -59,12 +59,12 @@ const OF_OTHERS: &[Step] = &[Step::Received, Step::Served];
 
 static DEATH: OnceLock<Option<Death>> = OnceLock::new();
 
-/// The death of this process.
+/// How this process must die.
 struct Death {
     opcode: u32,
     step: Step,
     panics: bool,
-    /// Passages of the step until then.
+    /// The passages of the step that are left until the death.
     left: AtomicU64,
     file: PathBuf,
 }
@@ -99,7 +99,7 @@ impl Death {
     }
 }
 
-/// splitmix64.
+/// A generator of random numbers: splitmix64.
 struct Random(u64);
 
 impl Random {
@@ -112,12 +112,12 @@ impl Random {
     }
 }
 
-/// The life of this process begins.
+/// Called at the begin of this process's life.
 pub(super) fn begin(life: u64) {
     DEATH.get_or_init(|| Death::of(life));
 }
 
-/// A request of this kind is at this step.
+/// Called when a request of this kind reaches this step.
 pub(super) fn at(step: Step, opcode: u32) {
     let Some(Some(death)) = DEATH.get() else { return };
     if (death.step, death.opcode) == (step, opcode) && death.left.fetch_sub(1, Relaxed) == 1 {

@@ -1,23 +1,23 @@
-//! The request journal: each change, before it is made, with what its repetition needs.
+//! The request journal. Each change is noted before it is made, with what is needed to redo it.
 //!
 //! # An entry
-//! [`EntryHead`], then the arguments of the request as the kernel sent them. The head is written
-//! first, under the lock of the journal, so that heads lie one after another; then, without the
-//! lock, the arguments and the checksum; then the change is made. An entry is there when the first
-//! word of its head is, which is stored last. Before that this word is 0, whatever the half held at
-//! its last use: each entry sets it for the next one. Two fields are filled in later, and are there
-//! with their first word ([`Area`]):
+//! An entry consists of an [`EntryHead`] and the arguments of the request as the kernel sent them.
+//! The head is written first, under the lock of the journal, so that heads are contiguous. Then,
+//! without the lock, the arguments and the checksum are written. Then the change is made. An entry
+//! exists if the first word of its head is not 0. That word is stored last; before that it is 0,
+//! whatever the half contained at its last use, because each entry clears the word for the next
+//! one. Two fields are filled in later, and are valid with their first word ([`Area`]):
 //! - [`Mark`], by the commit of the change's record, before the record can become durable: the
 //!   life, the end of the record in the log, the number of a new inode;
-//! - [`Outcome`], before the reply: done or refused, and the result.
+//! - [`Outcome`], before the reply: whether the change was made or refused, and the result.
 //!
-//! An entry without an outcome is of a request that has no reply. If it has no mark either, its
-//! arguments may be incomplete and its checksum may be missing, so the checksum is not verified.
+//! An entry without an outcome belongs to a request without a reply. If it has no mark either, its
+//! arguments may be incomplete and its checksum missing, so the checksum is not verified.
 //!
 //! # Two halves
-//! Entries go to one half. When it is full, the other one takes over, and a thread waits until the
-//! reply to each request of the full half is sent, syncs the file system, and frees the half: then
-//! nothing depends on its entries. If both are full, changes wait for that sync; if it fails, they
+//! Entries are added to one half. When it is full, the other one is used, and a thread waits until
+//! all requests of the full half have their replies, syncs the file system, and frees the half:
+//! nothing depends on its entries any more. If both halves are full, changes wait for that sync, or
 //! fail with its error. So the memory is bounded, and so is the work of a new server.
 
 use super::area::{Area, HALF, HALVES_AT, fields};
@@ -30,19 +30,19 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Entries of a half, which bound the time of a new server.
+/// Limit for the entries of a half, which bounds the time that a new server needs.
 const ENTRIES_MAX: u32 = 16 << 10;
-/// A half begins with the number under which its entries are valid.
+/// The offset of the first entry. Before it, a half has the generation of its valid entries.
 const ENTRIES_AT: u64 = 128;
 const MAGIC: u32 = u32::from_le_bytes(*b"kent");
-/// Between two tries to sync a file system that could not be synced.
+/// The pause after a sync that failed.
 const RETRY: Duration = Duration::from_secs(1);
 
 fields!(
     pub(crate) Mark = 24 { life: u64, end: u64, ino: u64 }
 );
 fields!(
-    /// `mode` is that of the file plus one, if the change may have cleared bits of it.
+    /// `mode` is the file's mode plus one if the change may have cleared mode bits, or else 0.
     pub(crate) Outcome = 16 { state: u32, result: u32, mode: u32, padding: u32 }
 );
 fields!(
@@ -60,7 +60,7 @@ pub(crate) const REFUSED: u32 = 2;
 
 const MARK_AT: u64 = std::mem::offset_of!(EntryHead, mark) as u64;
 const OUTCOME_AT: u64 = std::mem::offset_of!(EntryHead, outcome) as u64;
-/// The word that has the checksum. Its first half is `nsec`.
+/// The offset of the word that contains the checksum. Its first half is `nsec`.
 const CHECK_AT: u64 = std::mem::offset_of!(EntryHead, nsec) as u64;
 const _: () =
     assert!(CHECK_AT.is_multiple_of(8) && std::mem::offset_of!(EntryHead, check) as u64 == CHECK_AT + 4);
@@ -70,13 +70,13 @@ impl EntryHead {
         Timespec { sec: self.sec, nsec: self.nsec }
     }
 
-    /// The checksum of the head as it is first written, and of the arguments.
+    /// The checksum over the arguments and the head without mark and outcome.
     pub(crate) fn checksum(&self, arguments: &[u8]) -> u32 {
         let fixed = EntryHead { check: 0, mark: Mark::new_zeroed(), outcome: Outcome::new_zeroed(), ..*self };
         crc32c::crc32c_append(crc32c::crc32c(fixed.as_bytes()), arguments)
     }
 
-    /// The word at [`CHECK_AT`], with the checksum.
+    /// The word at [`CHECK_AT`], including the checksum.
     fn checked(&self, arguments: &[u8]) -> u64 {
         let mut word = [0u8; 8];
         let (nsec, check) = word.split_at_mut(4);
@@ -86,14 +86,14 @@ impl EntryHead {
     }
 }
 
-/// The place of an entry in the area.
+/// The location of an entry in the area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
     half: usize,
     at: u64,
 }
 
-/// An entry that an earlier server has left.
+/// An entry that an earlier server has written.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub head: EntryHead,
@@ -103,13 +103,13 @@ pub(crate) struct Entry {
 
 #[derive(Clone, Copy, Default)]
 struct Half {
-    /// 0: free.
+    /// The generation of the valid entries; 0 if the half is free.
     generation: u64,
     used: u64,
     entries: u32,
-    /// Changes whose reply was not sent.
+    /// The number of changes whose reply has not been sent.
     open: u32,
-    /// Takes no more entries.
+    /// Whether the half accepts no more entries.
     sealed: bool,
 }
 
@@ -118,7 +118,7 @@ struct State {
     current: usize,
     generation: u64,
     seq: u64,
-    /// Why the last sync failed.
+    /// The errno with which the last sync failed.
     failed: Option<i32>,
     ended: bool,
 }
@@ -127,7 +127,7 @@ pub(crate) struct Journal {
     area: Arc<Area>,
     life: u64,
     state: Mutex<State>,
-    /// Signalled when a half is sealed, freed, or without open entries.
+    /// Signalled when a half is sealed, is freed, or has no open changes left.
     changed: Condvar,
 }
 
@@ -136,9 +136,9 @@ fn start(half: usize) -> u64 {
 }
 
 impl Journal {
-    /// The journal of a life. It uses the halves from [`Journal::clear`] on.
+    /// The journal of a life. [`Journal::clear`] must be called before the first entry.
     pub(crate) fn new(area: Arc<Area>, life: u64) -> Journal {
-        // No generation of an earlier life, whose entries the halves may still hold.
+        // Higher than the generations of earlier lives, whose entries may still be in the halves.
         let generation = life << 32;
         let state = State {
             halves: [Half::default(); 2],
@@ -151,12 +151,12 @@ impl Journal {
         Journal { area, life, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Frees both halves. The caller has no use for what they hold.
+    /// Frees both halves. The caller must not need their entries any more.
     pub(crate) fn clear(&self) {
         (0..2).for_each(|half| self.area.store(start(half), 0));
     }
 
-    /// The entries in sequence.
+    /// Reads all entries, in the order in which they were begun.
     pub(crate) fn scan(area: &Area) -> io::Result<Vec<Entry>> {
         let mut entries = Vec::new();
         for half in 0..2 {
@@ -186,7 +186,7 @@ impl Journal {
         Ok(entries)
     }
 
-    /// Begins an entry. Waits for a free half.
+    /// Begins an entry. Waits for a free half if necessary.
     pub(crate) fn begin(&self, request: &Request<'_>, now: Timespec, worker: u32) -> Result<Place, i32> {
         let whole = (size_of::<EntryHead>() + request.body.len()).next_multiple_of(128) as u64;
         let mut state = self.state.lock();
@@ -218,8 +218,8 @@ impl Journal {
         state.seq += 1;
         let place = Place { half, at: state.halves[half].used };
         let header = &request.header;
-        // Without its checksum: computing that reads all arguments, while other changes would wait
-        // for the lock.
+        // The checksum is added later: computing it reads all arguments, during which other changes
+        // would wait for the lock.
         let head = EntryHead {
             magic: MAGIC,
             len: request.body.len() as u32,
@@ -249,28 +249,29 @@ impl Journal {
         Ok(place)
     }
 
-    /// No entry is at `at`. What an older use of the half left there, which programs may have
-    /// chosen, must not be taken for one.
+    /// Marks `at` as the end of the entries. Bytes from an earlier use of the half, which a program
+    /// may have chosen, could look like an entry.
     fn end_entries(&self, half: usize, at: u64) {
         if at < HALF && !steps::is_broken(Broken::OldEntryTaken) {
             self.area.store(start(half) + at, 0);
         }
     }
 
-    /// The record of the change is in the log and not durable yet.
+    /// Notes that the record of the change is in the log. It must not be durable yet.
     pub(crate) fn mark(area: &Area, place: Place, life: u64, end: Lsn, ino: Option<Ino>) {
         let mark = Mark { life, end: end.0, ino: ino.map_or(0, |ino| ino.0) };
-        // While the life is that of an earlier mark, the end is already beyond the cut-off of that
-        // life: the record counts as lost, and is, because it cannot be durable yet.
+        // If the process dies during this store, the life may still be that of an earlier mark,
+        // while `end` is beyond that life's cut-off. Then the record counts as lost, which is true:
+        // it is not durable yet.
         area.put(start(place.half) + place.at + MARK_AT, mark.as_bytes());
     }
 
-    /// The change is made, or refused, and its reply follows.
+    /// Notes that the change is made or refused. Must be called before the reply.
     pub(crate) fn finish(&self, place: Place, outcome: Outcome) {
         self.area.put(start(place.half) + place.at + OUTCOME_AT, outcome.as_bytes());
     }
 
-    /// The reply is sent: the request cannot come again.
+    /// Notes that the reply was sent, so that the request will not be resent.
     pub(crate) fn close(&self, place: Place) {
         let mut state = self.state.lock();
         let half = &mut state.halves[place.half];
@@ -280,8 +281,8 @@ impl Journal {
         }
     }
 
-    /// Waits until nothing depends on an entry that was begun before the call. The caller owes no
-    /// reply to a journaled request.
+    /// Waits until no entry that was begun before the call is needed any more. The caller must not
+    /// owe a reply to a journaled request.
     pub(crate) fn barrier(&self) -> Result<(), i32> {
         let mut state = self.state.lock();
         let upto = state.generation;
@@ -299,7 +300,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Frees sealed halves until [`Journal::end`]. `sync` makes everything durable.
+    /// Frees sealed halves until [`Journal::end`] is called. `sync` must make everything durable.
     pub(crate) fn recycle(&self, sync: impl Fn() -> Result<(), i32>) {
         let mut state = self.state.lock();
         loop {

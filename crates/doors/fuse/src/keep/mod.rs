@@ -1,18 +1,18 @@
-//! A server that another one replaces when it dies, without any program noticing
+//! A server that is replaced by another one when it dies, without any program noticing
 //! (docs/rfcs/0038).
 //!
 //! The keeper, another process, holds the connection to the kernel, the lock on the image and an
-//! [`Area`] of memory. The server notes in the area what a next one needs: each change of a program
-//! (`journal`), how often the kernel knows each inode (`pins`), and what INIT negotiated. When
-//! it dies, the keeper starts another one, which recovers the image, makes the changes again that
-//! the log has lost (`takeover`), and lets the kernel send again what has no reply
-//! (FUSE_NOTIFY_RESEND). Of these requests, those whose change is made get their reply without
-//! another change.
+//! [`Area`] of memory. The server notes in the area what the next server needs: each change that a
+//! program makes (`journal`), how often the kernel references each inode (`pins`), and what INIT
+//! negotiated. When the server dies, the keeper starts another one. That one recovers the image,
+//! redoes the changes that the log has lost (`takeover`), and makes the kernel resend the requests
+//! that have no reply (FUSE_NOTIFY_RESEND). If the change of such a request is made already, the
+//! request gets its reply without a second change.
 //!
-//! A server that is asked to leaves its place to another program in the same way, and better
-//! prepared ([`Handover`]).
+//! A server can also be replaced by another program on request. This uses the same mechanism, with
+//! better preparation ([`Handover`]).
 //!
-//! The module `takeover` has what a server does with it, and says which requests are journaled.
+//! The module `takeover` uses this one, and decides which requests are journaled.
 
 pub(crate) mod answers;
 pub mod area;
@@ -47,13 +47,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use zerocopy::IntoBytes;
 
-/// Whether servers of this build die where `KEDGE_DEATHS` asks for it (`injected`).
+/// Whether servers of this build obey `KEDGE_DEATHS` (`injected`).
 pub const INJECTS: bool = cfg!(debug_assertions);
 
-/// Locks that order the changes of one file.
+/// The number of locks, striped by inode, that order the changes of one file.
 const STRIPES: usize = 256;
 
-/// The life of one server.
+/// The life of one server: the time between its start and its end.
 #[derive(Clone)]
 pub struct Life {
     pub(crate) area: Arc<Area>,
@@ -61,7 +61,7 @@ pub struct Life {
 }
 
 impl Life {
-    /// Begins a life in the area that the keeper has made.
+    /// Begins a life with the area that the keeper has made.
     pub fn begin(area: Area) -> Life {
         let head: Head = area.read(0);
         let number = head.life + 1;
@@ -71,24 +71,25 @@ impl Life {
         Life { area: Arc::new(area), number }
     }
 
-    /// Whether there was a server before.
+    /// Whether there was an earlier server.
     pub fn is_second(&self) -> bool {
         self.number > 1
     }
 
-    /// The freeze that goes on.
+    /// The freeze that an earlier server has made and that still lasts.
     pub fn frozen(&self) -> Option<Frozen> {
         self.area.frozen()
     }
 
-    /// The descriptor of the image's file, which the keeper has open.
+    /// The descriptor of the image's file, inherited from the keeper.
     pub fn image(&self) -> Option<i32> {
         let head: Head = self.area.read(0);
         i32::try_from(head.image).ok().filter(|fd| *fd > 0)
     }
 
-    /// Recovery found that the log ends at `end`, and nothing was appended to it yet. That is the
-    /// cut-off of the last life, and of lives that ended before they appended anything.
+    /// Notes that recovery found the end of the log at `end`. Must be called before anything is
+    /// appended. `end` is the cut-off of the last life, and of earlier lives that ended before they
+    /// appended anything.
     pub fn recovered(&self, end: Lsn) {
         let head: Head = self.area.read(0);
         for life in self.number.saturating_sub(area::LIVES as u64 - 1).max(1)..self.number {
@@ -107,7 +108,7 @@ fn cutoff_at(life: u64) -> u64 {
     at!(cutoffs) + slot_of(life) as u64 * 8
 }
 
-/// What a server has to keep.
+/// The state of a server that has a keeper.
 pub(crate) struct Kept {
     pub(crate) area: Arc<Area>,
     pub(crate) life: u64,
@@ -117,18 +118,19 @@ pub(crate) struct Kept {
     pub(crate) forced: Mutex<Slots>,
     pub(crate) options: Mutex<Options>,
     pub(crate) stripes: Vec<Mutex<()>>,
-    /// Held by a request that may have killed its server.
+    /// Held while a request is served alone, because it may have killed a server.
     pub(crate) alone: Mutex<()>,
-    /// The last death was none that a user asks for, so that a request may be its cause.
+    /// Whether the last server died from a signal that users do not send, so that a request may be
+    /// the cause.
     pub(crate) crashed: bool,
     /// The request that was served alone when its server died.
     pub(crate) suspect: Suspect,
-    /// Changes are being made again.
+    /// Whether this server is redoing changes.
     pub(crate) redoing: AtomicBool,
     pub(crate) workers: AtomicU32,
-    /// Changes whose reply was not sent.
+    /// The number of changes whose reply has not been sent.
     owed: AtomicU64,
-    /// For `system.kedgefs.info`.
+    /// Deaths and handovers, for `system.kedgefs.info`.
     pub(crate) history: Value,
 }
 
@@ -145,7 +147,7 @@ impl Kept {
             && !matches!(deaths.signal.cast_signed(), 0 | libc::SIGKILL | libc::SIGTERM);
         let deaths = head.suspect.deaths + u32::from(crashed && head.suspect.under_way == 1);
         let suspect = Suspect { deaths, under_way: 0, ..head.suspect };
-        // The next death is its own only if it is served alone again.
+        // The next death counts against this request only if it is served alone again.
         note_suspect(&area, suspect);
         let pins = Pins::load(&area);
         let answers = Answers::load(&area);
@@ -170,7 +172,7 @@ impl Kept {
         })
     }
 
-    /// The number of the calling thread.
+    /// A number of the calling thread, unique in this process.
     pub(crate) fn worker(&self) -> u32 {
         WORKER.with(|worker| {
             if worker.get() == 0 {
@@ -184,8 +186,8 @@ impl Kept {
         self.area.put(at!(negotiated), now.as_bytes());
     }
 
-    /// A request is served alone, because it may be the cause of a death (`under_way`), or it has
-    /// been.
+    /// Notes the request that is being served alone (`under_way`) or has been, because it may be
+    /// the cause of a death.
     pub(crate) fn suspects(&self, suspect: Suspect) {
         note_suspect(&self.area, suspect);
     }
@@ -194,7 +196,7 @@ impl Kept {
         &self.history
     }
 
-    /// Notes a pin. The caller has the engine make it.
+    /// Notes a pin. The caller must also pin the inode in the engine.
     pub(crate) fn pin(&self, ino: Ino) -> io::Result<()> {
         if self.redoing.load(Relaxed) { Ok(()) } else { self.pins.lock().add(&self.area, ino) }
     }
@@ -207,7 +209,8 @@ impl Kept {
         self.pins.lock().release(&self.area, ino, count);
     }
 
-    /// A change has begun, with or without an entry, whose reply ends with the returned value.
+    /// Notes that a change has begun, with or without an entry. Dropping the returned value notes
+    /// its reply.
     pub(crate) fn owe(self: &Arc<Kept>, place: Option<Place>) -> OwedChange {
         self.owed.fetch_add(1, SeqCst);
         OwedChange { kept: self.clone(), place }
@@ -228,13 +231,13 @@ impl Kept {
 
 fn note_suspect(area: &Area, suspect: Suspect) {
     let under_way_at = at!(suspect) + std::mem::offset_of!(Suspect, under_way) as u64;
-    // A death while the field belongs to two requests is neither one's.
+    // While the field has parts of two requests, a death counts against neither.
     area.store(under_way_at, 0);
     area.put(at!(suspect), Suspect { under_way: 0, ..suspect }.as_bytes());
     area.store(under_way_at, suspect.under_way);
 }
 
-/// A change whose reply was not sent.
+/// A change whose reply has not been sent.
 pub(crate) struct OwedChange {
     kept: Arc<Kept>,
     place: Option<Place>,
@@ -243,7 +246,7 @@ pub(crate) struct OwedChange {
 impl Drop for OwedChange {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // No reply was sent. The entry stays for the next server.
+            // After a panic no reply was sent, so the entry stays for the next server.
             return;
         }
         if let Some(place) = self.place {

@@ -1,7 +1,8 @@
-//! The options that remounts have changed, as a list of words, with which the next server goes on.
+//! The options that remounts have changed, as a list of words, which the next server applies.
 //!
-//! One word of the head names the place and the length of the list, and is stored last. The next
-//! list goes to the other place. So a death leaves the list of before or the new one.
+//! There are two places for the list. A word of the head has the place and the length of the valid
+//! list, and is stored last; a new list goes to the other place. So a death leaves the old list or
+//! the new one.
 
 use super::Life;
 use super::area::{Area, Head, OPTIONS_AT, OPTIONS_MAX, at};
@@ -9,7 +10,7 @@ use crate::errno::{Answer, EINVAL};
 use kedgefs::Switches;
 use std::io;
 
-/// What the word of the head says.
+/// The decoded word of the head.
 #[derive(Clone, Copy)]
 struct Named {
     place: u64,
@@ -17,7 +18,7 @@ struct Named {
 }
 
 impl Named {
-    /// `None`: no remount has changed anything.
+    /// Returns `None` if no remount has changed any option.
     fn load(area: &Area) -> Option<Named> {
         let head: Head = area.read(0);
         let (place, len) = (head.options & 1, head.options >> 1);
@@ -54,13 +55,13 @@ impl Area {
 }
 
 impl Life {
-    /// The options that remounts have changed.
+    /// The options that remounts of this mount have changed.
     pub fn options(&self) -> io::Result<Switches> {
         load(&self.area)
     }
 }
 
-/// The options that remounts have changed, until now.
+/// The accumulated changes of options by remounts.
 pub(crate) struct Options(Switches);
 
 impl Options {
@@ -68,8 +69,8 @@ impl Options {
         load(area).map(Options)
     }
 
-    /// Changes options by `set`, and stores the list if that succeeds. A death in between leaves a
-    /// request without a reply, which is sent again and sets the same values.
+    /// Changes options by calling `set`, and stores the list if that succeeds. A death in between
+    /// leaves a request without a reply, which is resent and sets the same values.
     pub(crate) fn change(
         &mut self,
         area: &Area,

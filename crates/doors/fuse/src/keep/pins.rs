@@ -1,9 +1,9 @@
-//! How often the kernel knows each inode, for the next server.
+//! The number of references that the kernel has to each inode, for the next server.
 //!
-//! A slot of 16 bytes, `(inode, count)`, for each inode that the kernel knows; a count of 0 is a
-//! free slot. Slots lie side by side, so the area takes as many pages as there are inodes.
+//! The area has a slot of 16 bytes, `(inode, count)`, for each inode that the kernel knows. A slot
+//! with the count 0 is free. Slots are contiguous, so the memory grows with the number of inodes.
 //!
-//! A pin is noted before the reply that makes the kernel know the inode, and a release before the
+//! A pin is noted before the reply that passes the inode to the kernel, and a release before the
 //! engine deletes anything. A slot gets its inode while its count is 0, and then its count. So a
 //! server that is killed in between leaves a count that is too high, never one that is too low: at
 //! worst an unlinked file keeps its space until the unmount.
@@ -21,20 +21,20 @@ fn slot_at(slot: u32) -> u64 {
 }
 
 pub(crate) struct Pins {
-    /// Slot and count.
+    /// The slot and the count of each inode.
     known: InoMap<(u32, u64)>,
     free: Vec<u32>,
-    /// Slots that were ever used.
+    /// The number of slots that have ever been used.
     used: u32,
-    /// Slots whose memory is there.
+    /// The number of slots with allocated memory.
     allocated: u32,
 }
 
-/// Slots whose memory is taken at a time.
+/// The number of slots for which memory is allocated at a time.
 const PART: u32 = 4096;
 
 impl Pins {
-    /// Reads what an earlier server has noted.
+    /// Reads the pins that an earlier server has noted.
     pub(crate) fn load(area: &Area) -> Pins {
         let mut pins = Pins { known: InoMap::default(), free: Vec::new(), used: 0, allocated: 0 };
         let mut part = vec![[0u64; 2]; PART as usize];
@@ -42,7 +42,7 @@ impl Pins {
             area.get(slot_at(pins.used), part.as_mut_bytes());
             for [ino, count] in &part {
                 match (ino, count) {
-                    // Slots are used in sequence.
+                    // Slots are used in ascending order, so no used slot follows.
                     (0, _) => break 'all,
                     (_, 0) => pins.free.push(pins.used),
                     _ => drop(pins.known.insert(Ino(*ino), (pins.used, *count))),

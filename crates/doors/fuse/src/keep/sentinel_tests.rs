@@ -15,13 +15,13 @@ fn a_keeper_of_another_version_gets_no_sentinel() {
     let sentinel = Pid::from_raw(head.sentinel as i32).unwrap();
     assert!(threads(own_pid()).unwrap().contains(&sentinel));
     assert!(watch(&area, own_pid()).unwrap().is_some());
-    // The next server may be of a version without one.
+    // The next server may be of a version without a sentinel.
     expect(&area);
     let head: Head = area.read(0);
     assert_eq!(head.sentinel, 0);
 }
 
-/// The memory is what a server has written.
+/// The keeper does not trust the thread id, which a server has written.
 #[test]
 fn a_thread_of_another_process_is_not_taken_for_the_sentinel() {
     let area = Area::make().unwrap();

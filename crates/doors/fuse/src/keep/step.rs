@@ -1,21 +1,21 @@
-//! The moments of a request at which tests let a server die.
+//! The steps of a request at which tests can kill a server.
 
-/// A moment of a request.
+/// A step of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
     Never,
-    /// Nothing was done.
+    /// The request was received; nothing was done yet.
     Received,
-    /// The entry is written, the change not made.
+    /// The entry is written; the change is not made yet.
     Begun,
-    /// The record is in the log and noted, and cannot be durable.
+    /// The record is in the log and its mark is noted; the record cannot be durable yet.
     Marked,
-    /// The change is made, without an outcome.
+    /// The change is made; the outcome is not noted yet.
     Made,
-    /// The outcome is noted, and the reply not sent.
+    /// The outcome is noted; the reply is not sent yet.
     Finished,
-    /// The reply is sent, or another thread sends it.
+    /// The reply is sent, or another thread will send it.
     Served,
-    /// The next server has looked at its entry, and made the change again where that was needed.
+    /// The next server has examined the entry, and redone the change if necessary.
     Redone,
 }

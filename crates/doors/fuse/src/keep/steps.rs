@@ -1,60 +1,61 @@
-//! For tests: a death at a step of a request, and rules that are broken on purpose.
+//! For tests: kills a thread at a step of a request, and breaks rules on purpose.
 
 use super::injected;
 pub(crate) use super::step::Step;
 use std::cell::{Cell, RefCell};
 
-/// A rule that is broken.
+/// A rule that a test breaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Broken {
     Nothing,
-    /// A request that is sent again is served as a new one.
+    /// A resent request is served like a new one, although its change is made.
     AnswerRepeated,
-    /// A change that the journal does not cover is served as a new one, although it is made.
+    /// A resent request outside the journal is served like a new one, although its change is made.
     ForcedRepeated,
-    /// Changes whose record is durable are made again.
+    /// Changes are redone although their record is durable.
     MarkIgnored,
-    /// The first word of a field, which makes it valid, is stored before the others.
+    /// The first word of a field, which makes the field valid, is stored before the others.
     FirstWordFirst,
-    /// What an older use of the journal has left is taken for an entry.
+    /// Bytes from an earlier use of the journal are taken for an entry.
     OldEntryTaken,
-    /// Pins of the last life are forgotten.
+    /// The pins of the last life are ignored.
     OrphanDropped,
-    /// All writes are made again, also those whose bytes have newer values.
+    /// All writes are redone, even with bytes that have newer values.
     OlderValueAgain,
-    /// The journal is freed although what was made again is not durable, and an fsync that is sent
-    /// again returns at once.
+    /// The journal is freed although the redone changes are not durable, and a resent fsync returns
+    /// at once.
     UnforcedIsDurable,
 }
 
 thread_local! {
     static DEATH: RefCell<(Step, Box<dyn Fn()>)> = RefCell::new((Step::Never, Box::new(|| ())));
     static REDOING: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
-    /// Stores to the memory until the death, while it is above 0; then those that were made.
+    /// The number of stores to the memory until the death (0 for none), and the number of stores
+    /// made.
     static STORES: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
     static BROKEN: Cell<Broken> = const { Cell::new(Broken::Nothing) };
 }
 
-/// The calling thread panics at this step, after `first`.
+/// Makes the calling thread call `first` and then panic at this step.
 #[cfg(test)]
 pub(crate) fn die_at(step: Step, first: Box<dyn Fn()>) {
     DEATH.set((step, first));
 }
 
-/// The calling thread panics after this many stores to the memory; 0: never. Returns the number of
-/// stores since the last call.
+/// Makes the calling thread panic after this many stores to the memory; 0 means never. Returns the
+/// number of stores since the last call.
 #[cfg(test)]
 pub(crate) fn die_after(stores: u64) -> u64 {
     STORES.replace((stores, 0)).1
 }
 
-/// Calls `each` after each change that the calling thread makes again.
+/// Makes the calling thread call `each` after each change that it redoes.
 #[cfg(test)]
 pub(crate) fn redoing(each: Option<Box<dyn Fn()>>) {
     REDOING.set(each);
 }
 
-/// The life of this process begins.
+/// Called at the begin of this process's life.
 pub(crate) fn begin(life: u64) {
     if super::INJECTS {
         injected::begin(life);
@@ -77,7 +78,7 @@ pub(crate) fn break_rule(rule: Broken) {
     BROKEN.set(rule);
 }
 
-/// A request of this kind is at this step.
+/// Called when a request of this kind reaches this step.
 pub(crate) fn at(step: Step, opcode: u32) {
     if cfg!(test) {
         DEATH.with_borrow(|(death, first)| {
@@ -92,7 +93,7 @@ pub(crate) fn at(step: Step, opcode: u32) {
     }
 }
 
-/// A word of the memory was stored.
+/// Called after each store of a word to the memory.
 #[inline]
 pub(crate) fn stored() {
     if cfg!(test) {

@@ -1,19 +1,19 @@
-//! The mapping of a file in memory that several processes share, as words of 64 bits.
+//! Maps a file in memory that several processes share, as words of 64 bits.
 //!
-//! # When the process dies
-//! A thread that is killed has executed all instructions before one and none after it. Its stores
-//! before that stay in the pages of the file, which outlive the process; an aligned store of eight
-//! bytes is there as a whole or not at all. So only the order of stores in the program matters. A
+//! # If the process dies
+//! A killed thread has executed all instructions up to one and none after it. Its earlier stores
+//! are in the pages of the file, which outlive the process, and an aligned store of eight bytes
+//! takes effect completely or not at all. So only the order of stores in the program matters. A
 //! compiler may change that order, but moves no store past a later one with release ordering.
-//! [`Words::put`] stores the first word last and in this way. A reader that finds the first word
-//! finds the others.
+//! [`Words::put`] stores the first word last, with release ordering. So a reader that finds the new
+//! first word finds the other new words, too.
 //!
-//! # Why it is sound
+//! # Why this is sound
 //! All accesses are atomic. So another thread or process may store at the same time, and a reader
-//! finds any value, never an undefined one. The file can neither shrink nor grow, by its seals, so
-//! no access is beyond its end, which would be a signal. A page that the file does not have yet is
-//! made by the first access. If there is no memory, the process is killed, like by any other
-//! access to new memory; callers that want an error allocate the page before.
+//! finds some stored value, never an undefined one. The file's seals keep its size fixed, so no
+//! access is beyond its end, which would raise a signal. The first access to a page that the file
+//! lacks allocates the page. If there is no memory, the process is killed, as at any first access
+//! to memory; callers that want an error allocate the page before.
 #![allow(unsafe_code)]
 
 use super::steps;
@@ -29,7 +29,7 @@ const WORD: usize = size_of::<u64>();
 pub(super) struct Words(MmapRaw);
 
 impl Words {
-    /// Maps a file whose size is fixed, a multiple of the page size.
+    /// Maps a file, whose size must be fixed and a multiple of the page size.
     pub(super) fn map(file: BorrowedFd<'_>) -> io::Result<Words> {
         let fixed = SealFlags::SHRINK | SealFlags::GROW;
         if !rustix::fs::fcntl_get_seals(file)?.contains(fixed) {
@@ -37,36 +37,38 @@ impl Words {
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
         let map = MmapOptions::new().map_raw(file.as_raw_fd())?;
-        // A dump of a server that dies would take longer, and programs wait.
+        // Including the area in the core dump of a dying server would take time, during which
+        // programs wait.
         map.advise(Advice::DontDump)?;
         Ok(Words(map))
     }
 
-    /// Maps the pages of a range, which the file has. Otherwise the first store to each is a fault.
+    /// Maps the allocated pages of a range in advance. Otherwise the first store to each causes a
+    /// page fault.
     pub(super) fn populate(&self, at: u64, len: u64) -> io::Result<()> {
         self.0.advise_range(Advice::PopulateWrite, at as usize, len as usize)
     }
 
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is readable and writable, begins at a page, and is as long as the
-        // file, which keeps its size. The words live as long as the mapping, which `self` owns.
-        // Each value of the bytes is one of an `AtomicU64`, and this process has no other
-        // reference to them. Other processes may change them, which atomic accesses allow.
+        // SAFETY: the mapping is readable and writable, begins at a page boundary, and is as long
+        // as the file, whose size is sealed. The words live as long as the mapping, which `self`
+        // owns. Every byte pattern is a valid `AtomicU64`, and this process has no other reference
+        // to the bytes. Other processes may change them, which atomic accesses allow.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() / WORD) }
     }
 
-    /// The words that a field of `len` bytes at `at` takes.
+    /// The words that contain a field of `len` bytes at `at`.
     fn range(&self, at: u64, len: usize) -> &[AtomicU64] {
         debug_assert!(at.is_multiple_of(WORD as u64), "fields begin at a word");
         &self.words()[at as usize / WORD..][..len.div_ceil(WORD)]
     }
 
-    /// Stores one word, after everything that this thread has stored before.
+    /// Stores one word after all earlier stores of this thread.
     pub(super) fn store(&self, at: u64, value: u64) {
         store(&self.range(at, WORD)[0], value);
     }
 
-    /// Stores whole words, the first one last.
+    /// Stores whole words. The first one is stored last.
     pub(super) fn put(&self, at: u64, bytes: &[u8]) {
         debug_assert!(bytes.len().is_multiple_of(WORD), "fields have whole words");
         let field = self.range(at, bytes.len()).iter().zip(bytes.as_chunks::<WORD>().0);
@@ -77,7 +79,7 @@ impl Words {
         }
     }
 
-    /// Stores bytes in any order, and zeros up to the end of their last word.
+    /// Stores bytes in any order, and fills their last word with zeros.
     pub(super) fn fill(&self, at: u64, bytes: &[u8]) {
         let (whole, rest) = bytes.as_chunks::<WORD>();
         let words = self.range(at, bytes.len());

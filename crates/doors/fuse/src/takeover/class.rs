@@ -1,4 +1,4 @@
-//! What the keeper's server does with each kind of request.
+//! How a server with a keeper treats each kind of request.
 
 use crate::abi::{self, fattr, ioctl, op};
 use crate::args::Args;
@@ -8,30 +8,32 @@ use crate::transport::Request;
 use crate::trees::TreeCall;
 use kedgefs::{Ino, RecordOp};
 
-/// How a journaled change is made again after the death of its server.
+/// How a journaled change is redone after the death of its server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Rule {
-    /// It is one record of this kind: made again if and only if the log has lost the record.
+    /// The change is one record of this kind. It is redone if and only if the log has lost the
+    /// record.
     Record(RecordOp),
-    /// It changes the content of a file. Always made again, and with it all later ones of the
-    /// journal.
+    /// The change sets file content. It is redone unless its record is durable, but only with bytes
+    /// that no later entry changes ([`super::content`]).
     Data,
-    /// It sets time stamps, which makes no record.
+    /// The change sets time stamps, for which there is no record.
     Times,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Class {
-    /// It changes nothing that is not durable by itself.
+    /// The request changes nothing, or only what is durable by its reply.
     Free,
     Journaled(Rule),
-    /// The journal does not cover it: it is durable before its reply.
+    /// The journal does not cover the change, so it is made durable before its reply.
     Forced,
     Refused(i32),
 }
 
 impl<O: Ops> Server<O> {
-    /// The class of a request. One that cannot be parsed is free: `dispatch` refuses it.
+    /// Returns the class of a request. A request that cannot be parsed is free: `dispatch` refuses
+    /// it.
     pub(super) fn class(&self, request: &Request<'_>) -> Class {
         use Class::{Forced, Free, Journaled, Refused};
         let node = Ino(request.header.nodeid);
@@ -40,7 +42,7 @@ impl<O: Ops> Server<O> {
         match request.header.opcode {
             op::WRITE => Journaled(Rule::Data),
             op::FALLOCATE => match args.take::<abi::FallocateIn>() {
-                // Made twice, they would move bytes twice.
+                // Carried out twice, these requests would move bytes twice.
                 Ok(asked) if asked.mode & (FALLOC_COLLAPSE | FALLOC_INSERT) != 0 => Refused(libc::EOPNOTSUPP),
                 Ok(_) => Journaled(Rule::Data),
                 Err(_) => Free,
@@ -65,16 +67,16 @@ impl<O: Ops> Server<O> {
             },
             op::SETXATTR if node == Ino::ROOT && self.sets_options(Args::new(request.body)) => Forced,
             op::SETXATTR | op::REMOVEXATTR => record(RecordOp::Xattr),
-            // The kernel then copies by reads and writes.
+            // After ENOSYS the kernel copies by reads and writes.
             op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => Refused(libc::ENOSYS),
             op::IOCTL => match args.take::<abi::IoctlIn>() {
-                // The numbers by which the kernel then knows inodes would be lost with their
-                // server.
+                // Afterwards the file system translates the kernel's inode numbers, and the death of
+                // the server would lose the translation.
                 Ok(asked) if TreeCall::replaces_root(asked.cmd, &mut args) => Refused(libc::EOPNOTSUPP),
                 Ok(asked) if TreeCall::is_asked(asked.cmd) => Forced,
                 Ok(asked) => match asked.cmd {
                     ioctl::SET_LIMIT | ioctl::SETFLAGS | ioctl::FSSETXATTR => Forced,
-                    // What is staged would be lost with its server.
+                    // The death of the server would lose the staged bytes.
                     ioctl::F2FS_GET_FEATURES
                     | ioctl::F2FS_START_ATOMIC_WRITE
                     | ioctl::F2FS_COMMIT_ATOMIC_WRITE

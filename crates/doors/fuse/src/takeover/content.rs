@@ -1,11 +1,11 @@
-//! Which bytes of each write are made again.
+//! Decides which bytes of each write are redone.
 //!
-//! A byte gets only its last value. If all writes were made again, a byte would have an older value
-//! for a moment. The machine may stop in that moment, and what an fsync had made durable would be
-//! gone. So a write is made again without the bytes that a later entry of the journal writes, cuts
-//! off or clears. Its size follows: what grew the file is the last value of some byte, or was cut
-//! off. The exception is a write whose last byte was cleared, which keeps the size: that byte is
-//! written as the zero that it is.
+//! A byte is redone only with its last value. If all writes were redone, a byte would temporarily
+//! have an older value. A machine failure at that time would lose bytes that an fsync had made
+//! durable. So a write is redone without the bytes that a later entry of the journal writes, cuts
+//! off or clears. The file's size is still right: the byte that extended the file either gets its
+//! last value, or was cut off. The exception is a write whose last byte was later cleared, which
+//! keeps the size: that byte is written as the zero that it is.
 
 use crate::abi::{self, fattr, op};
 use crate::args::Args;
@@ -14,15 +14,15 @@ use crate::keep::steps::{self, Broken};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What is left of a write.
+/// The part of a write that must be redone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Left {
     pub pieces: Vec<Range<u64>>,
-    /// The offset of a zero that keeps the size.
+    /// The offset of a zero to be written to keep the file's size.
     pub zero: Option<u64>,
 }
 
-/// Disjoint ranges, by their start.
+/// Disjoint ranges: the end of each by its start.
 #[derive(Default)]
 struct Ranges(BTreeMap<u64, u64>);
 
@@ -46,7 +46,7 @@ impl Ranges {
         self.0.range(..=at).next_back().is_some_and(|(_, to)| at < *to)
     }
 
-    /// The parts of `range` that are in none of these.
+    /// The parts of `range` that overlap none of these ranges.
     fn without(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut left = Vec::new();
         let mut at = match self.0.range(..=range.start).next_back() {
@@ -69,10 +69,10 @@ impl Ranges {
     }
 }
 
-/// What later entries do to the bytes of one file.
+/// The effects of later entries on the bytes of one file.
 #[derive(Default)]
 struct Later {
-    /// Written, or cut off.
+    /// Bytes that later entries write or cut off.
     settled: Ranges,
     cleared: Ranges,
 }
@@ -89,7 +89,7 @@ impl Later {
     }
 }
 
-/// What is left of each write, by the number of its entry. `entries` are in sequence.
+/// The part of each write that must be redone, by the entry's number. `entries` must be in order.
 pub(super) fn left(entries: &[Entry]) -> BTreeMap<u64, Left> {
     let mut files: BTreeMap<u64, Later> = BTreeMap::new();
     let mut left = BTreeMap::new();

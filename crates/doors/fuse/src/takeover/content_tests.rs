@@ -1,4 +1,4 @@
-//! Sets of ranges, against a set of numbers.
+//! Compares sets of ranges with sets of numbers.
 
 #![allow(clippy::single_range_in_vec_init, reason = "lists of ranges are compared")]
 
@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 #[test]
 fn ranges_are_those_of_a_set_of_numbers() {
-    // All ways to add three ranges of a few numbers.
+    // Tries all ways to add three ranges of a few numbers.
     let bounds: Vec<(u64, u64)> = (0..6).flat_map(|from| (from..=6).map(move |to| (from, to))).collect();
     for a in &bounds {
         for b in &bounds {

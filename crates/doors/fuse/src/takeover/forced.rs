@@ -1,15 +1,15 @@
-//! Changes that the journal does not cover, made once all the same.
+//! Changes that the journal does not cover. They too are made exactly once.
 //!
-//! Before and after such a change everything is made durable, and it is a single record or a single
-//! checkpoint. So the next server finds it made as a whole, or not at all, and no other change that
-//! had a reply is made again after it. Its request is sent again.
-//! - Flags, limits and the size of the image are set to values that do not depend on what was
-//!   there. To set them again makes no difference.
-//! - Other changes give a name to something, or take it away. The server stores what the name meant
-//!   before ([`crate::keep::forced`]), and the next one compares that with what it means now. No
-//!   other request changes the name meanwhile: the kernel holds the locks of directories in
-//!   rename(2) and rmdir(2), and of two forks that ask for one name at the same time, the one gets
-//!   it that first finds it.
+//! Before and after such a change everything is made durable, and the change is a single record or
+//! a single checkpoint. So the next server finds it made completely or not at all, and redoes no
+//! other change after it that had a reply. The request itself is resent.
+//! - Flags, limits and the size of the image are set to values that do not depend on the previous
+//!   state. Setting them twice makes no difference.
+//! - Other changes give a name to an inode, or remove a name. The server stores what the name
+//!   refers to before ([`crate::keep::forced`]), and the next server compares that with what the
+//!   name refers to now. No other request changes the name in between: the kernel holds the locks
+//!   of directories in rename(2) and rmdir(2). Of two concurrent forks with the same name, the
+//!   resent request that comes first claims the tree.
 
 use crate::abi::{self, UNIQUE_RESEND, ioctl, op};
 use crate::args::Args;
@@ -25,27 +25,27 @@ use kedge_base::{Ino, IoBuf};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// What shows that a change is made.
+/// The evidence that a change is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sign {
-    /// The name means a tree that was not there before.
+    /// The name refers to a tree that did not exist before.
     New,
-    /// The name means no longer what it meant.
+    /// The name no longer refers to the same inode.
     Gone,
-    /// The name means what had another name before.
+    /// The name refers to an inode that had another name before.
     Moved,
 }
 
-/// The name by which a change can be seen.
+/// The name at which a change is visible.
 struct Seen {
     sign: Sign,
     name: Name,
-    /// What is moved; 0: nothing.
+    /// The inode that the change moves; 0 if it moves none.
     subject: u64,
 }
 
 impl Seen {
-    /// `None`: the change may be made twice.
+    /// `None` if the change may be made twice.
     fn of(request: &Request<'_>, ops: &impl Ops) -> Option<Seen> {
         let dir = Ino(request.header.nodeid);
         let mut args = Args::new(request.body);
@@ -75,10 +75,11 @@ impl Seen {
         Some(Seen { sign, name, subject })
     }
 
-    /// What the name means at this moment; 0: nothing of its kind.
+    /// The inode to which the name refers now; 0 if there is none of the kind that the change
+    /// makes.
     fn now(&self, ops: &impl Ops) -> u64 {
         match self.sign {
-            // Another request may have made a directory of this name.
+            // Only trees count, because another request may have made a directory of this name.
             Sign::New => ops.tree_named(self.name.0, &self.name.1).map_or(0, |root| root.0),
             _ => meaning(ops, &self.name),
         }
@@ -97,7 +98,7 @@ fn meaning(ops: &impl Ops, (dir, name): &Name) -> u64 {
     ops.lookup(*dir, name).map_or(0, |attr| attr.ino.0)
 }
 
-/// A change whose reply was not sent.
+/// A change whose reply has not been sent.
 struct UnderWay {
     kept: Arc<Kept>,
     slot: Slot,
@@ -105,7 +106,7 @@ struct UnderWay {
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        // After a panic the next server needs it.
+        // After a panic the next server needs the slot.
         if !std::thread::panicking() {
             self.kept.forced.lock().end(&self.kept.area, self.slot);
         }
@@ -113,9 +114,9 @@ impl Drop for UnderWay {
 }
 
 impl<O: Ops> Server<O> {
-    /// Serves a change that is durable before its reply.
+    /// Serves a change, and makes it durable before its reply.
     pub(super) fn force(&self, kept: &Arc<Kept>, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {
-        // What the journal holds must not be made again after this change.
+        // Changes in the journal must not be redone after this change.
         if let Err(errno) = kept.journal.barrier() {
             return reply.err(errno);
         }
@@ -137,7 +138,8 @@ impl<O: Ops> Server<O> {
         let shown = seen.zip(under_way.as_ref().map(|under_way| under_way.slot));
         let durable = move |error: i32, _: &[&[u8]]| {
             steps::at(Step::Made, opcode);
-            // The journal may be empty, and a flag or a whiteout is only in the log's memory.
+            // The sync is necessary even if the journal is empty: the record of a flag or whiteout
+            // is not durable yet.
             let durable = || ops.sync().map_err(|e| e.errno()).and_then(|()| noted.journal.barrier());
             let error = if error == 0 { durable().map_or_else(|errno| -errno, |()| 0) } else { error };
             if let Some((seen, slot)) = shown {
@@ -151,8 +153,8 @@ impl<O: Ops> Server<O> {
         self.dispatch(request, reply.after(Box::new(durable)).holding(Box::new(owed)), out);
     }
 
-    /// Replies to a request whose change a server made that died, and returns `None`. Otherwise the
-    /// caller serves it.
+    /// If a dead server has made the change, replies to the request and returns `None`. Otherwise
+    /// returns the reply, and the caller serves the request.
     pub(super) fn forced_again(
         &self,
         kept: &Arc<Kept>,

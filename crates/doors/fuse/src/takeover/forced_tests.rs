@@ -10,7 +10,7 @@ fn ioctl(cmd: u32, input: &[u8]) -> Vec<u8> {
     [abi::IoctlIn { cmd, in_size: input.len() as u32, ..abi::IoctlIn::default() }.as_bytes(), input].concat()
 }
 
-/// Has the trees `t`, and `u`, a fork of it.
+/// Makes a tree `t`, and `u`, a fork of it.
 fn plant(w: &World) {
     for (source, name) in [("", "t"), ("t", "u")] {
         w.fs.fork(Ino(w.ino(source)), Ino::ROOT, name.as_bytes(), false).unwrap();
@@ -56,7 +56,7 @@ fn changes() -> Vec<Change> {
     ]
 }
 
-/// Nothing that a call has returned is lost.
+/// After the reply to a change, the death of its server does not lose the change.
 #[test]
 fn a_forced_change_is_durable_before_its_reply() {
     for Change(name, opcode, path, arguments) in changes() {

@@ -1,8 +1,8 @@
-//! What a server with a keeper does: it takes the place of one that died, notes each change in the
-//! memory of [`crate::keep`], and lets nothing have an effect twice.
+//! The work of a server with a keeper: it replaces a server that died, notes each change in the
+//! memory of [`crate::keep`], and lets no request take effect twice.
 //!
-//! [`class`] says which requests are journaled. What is not is made durable before its reply
-//! ([`forced`]), or refused. [`redo`] makes changes again.
+//! [`class`] decides which requests are journaled. Changes that are not are made durable before
+//! their reply ([`forced`]), or refused. [`redo`] redoes changes.
 
 mod class;
 mod content;
@@ -30,13 +30,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use zerocopy::IntoBytes;
 
-/// Deaths after which the request that causes them is refused.
+/// After this many deaths, the request that causes them is refused.
 const DEATHS_MAX: u32 = 3;
 
 impl<O: Ops> Server<O> {
-    /// Takes the place of the server that died, if there was one: after that the image and this
-    /// server are in a state in which all changes were made that had a reply. Then the caller lets
-    /// the kernel send again what had none.
+    /// Replaces the server that died, if there was one. Afterwards the image and this server are in
+    /// a state in which all changes that had a reply are made. Then the caller makes the kernel
+    /// resend the requests that had none.
     pub(crate) fn resume(self, life: &Life) -> io::Result<Server<O>> {
         let head: Head = life.area.read(0);
         let mut server = self;
@@ -56,9 +56,9 @@ impl<O: Ops> Server<O> {
         Ok(server)
     }
 
-    /// Frees what the journal no longer needs, until the server ends.
+    /// Frees the halves of the journal that are no longer needed, until the server ends.
     pub(crate) fn recycle(kept: &Kept, ops: &O) {
-        // Changes go on meanwhile, and have faults where this has not come by yet.
+        // Changes continue meanwhile. A store to a page that is not mapped yet causes a page fault.
         if let Err(e) = kept.area.populate() {
             tracing::debug!("the pages of the journal are mapped one by one: {e}");
         }
@@ -90,7 +90,7 @@ impl<O: Ops> Server<O> {
         let _alone = kept.alone.lock();
         let deaths = if kept.suspect.unique == unique { kept.suspect.deaths } else { 0 };
         let (node, opcode) = (request.header.nodeid, request.header.opcode);
-        // The first death was before the request was served alone.
+        // The request's first death was before it was served alone, and so is not in `deaths`.
         if deaths + 1 >= DEATHS_MAX {
             tracing::error!(
                 op = op_name(opcode),
@@ -107,7 +107,7 @@ impl<O: Ops> Server<O> {
         mark(0);
     }
 
-    /// A change that waits for a thaw has no entry in the journal, and is sent again after a death.
+    /// A change that waits for a thaw has no entry in the journal. After a death it is resent.
     fn serve_unless_frozen(&self, kept: &Arc<Kept>, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {
         self.unless_frozen(request, reply, |reply| self.serve_classed(kept, request, reply, out));
     }
@@ -122,8 +122,8 @@ impl<O: Ops> Server<O> {
     }
 
     fn journal(&self, kept: &Arc<Kept>, rule: Rule, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {
-        // The kernel may write a page of a file beside a write(2). Their order in the journal must
-        // be that of their effects.
+        // The kernel may write a page of a file concurrently with a write(2) to it. Their order in
+        // the journal must be the order of their effects.
         let ordered = !matches!(rule, Rule::Record(_));
         let _order = ordered.then(|| kept.stripe(request.header.nodeid).lock());
         let now = SystemClock::default().now();
@@ -156,14 +156,15 @@ impl<O: Ops> Server<O> {
         witness::during(witness, || self.dispatch(request, reply, out));
     }
 
-    /// Replies to a request whose change was made by a server that died.
+    /// Replies to a request whose change an earlier server has made.
     fn answer_again(&self, answered: &Answered, reply: Reply) {
         use crate::errno::Errno;
         let ino = Ino(answered.ino);
         let attr = |ino| self.ops.getattr(ino).map_err(Errno::from);
         match answered.opcode {
             op::MKNOD | op::MKDIR | op::SYMLINK | op::LINK => reply.finish(attr(ino).and_then(|attr| {
-                // The pin precedes the outcome.
+                // With an outcome, the inode has its pin already, because the pin is noted before
+                // the outcome.
                 if answered.done != 0 { Ok(self.entry(&attr)) } else { self.pinned_entry(&attr) }
             })),
             op::TMPFILE => reply.finish(attr(ino).map(|attr| {
@@ -183,8 +184,8 @@ impl<O: Ops> Server<O> {
     }
 }
 
-/// Notes the record of an entry: the first of its kind, and the last one of an allocation, which
-/// may need several.
+/// Returns the callback that notes an entry's record: the first record of its kind, or for an
+/// allocation, which may need several records, the last.
 fn marking(kept: &Kept, place: Place, rule: Rule, opcode: u32) -> Option<OnCommit> {
     let (kind, each) = match (rule, opcode) {
         (Rule::Record(kind), _) => (kind, false),
@@ -201,7 +202,7 @@ fn marking(kept: &Kept, place: Place, rule: Rule, opcode: u32) -> Option<OnCommi
     }))
 }
 
-/// Whether the change may clear set-user-id bits, which depends on the caller of that moment.
+/// Whether the change may clear set-user-id bits, which depends on its caller at that time.
 fn may_clear_bits(request: &Request<'_>) -> bool {
     let mut args = Args::new(request.body);
     match request.header.opcode {
@@ -216,18 +217,18 @@ fn may_clear_bits(request: &Request<'_>) -> bool {
     }
 }
 
-/// The class of a pause: up to a millisecond, two, four, and so on.
+/// The index of a pause's class: up to 1 ms, 2 ms, 4 ms and so on.
 fn class_of(pause_ns: u64) -> usize {
     (pause_ns.div_ceil(1_000_000).max(1).next_power_of_two().ilog2() as usize).min(PAUSES - 1)
 }
 
-/// How many pauses each class has that has any.
+/// The number of pauses in each class that has any.
 fn counted(pauses: &[u64; PAUSES]) -> Value {
     let classes = pauses.iter().enumerate().filter(|(_, count)| **count > 0);
     Value::Object(classes.map(|(class, count)| (format!("{}ms", 1u64 << class), json!(count))).collect())
 }
 
-/// Counts the pause since the death or the handover, and returns the history for
+/// Records the pause since the death or the handover. Returns the history for
 /// `system.kedgefs.info`.
 fn note_pause(area: &Area, deaths: &Deaths, redone: u64, life: &Life) -> Value {
     let mut head: Head = area.read(0);
@@ -240,7 +241,7 @@ fn note_pause(area: &Area, deaths: &Deaths, redone: u64, life: &Life) -> Value {
         area.put(at!(handover_pauses), head.handover_pauses.as_bytes());
         area.store(at!(handover_last_ns), head.handover_last_ns);
         area.store(at!(handover_max_ns), head.handover_max_ns);
-        // The keeper waits for this one, and then reads the others.
+        // Stored last, because the keeper waits for this number and then reads the others.
         area.store(at!(handovers), head.handovers);
         tracing::info!(pause_ms = pause / 1_000_000, redone, "another server goes on after a handover");
     } else if life.is_second() && deaths.deaths > 0 {

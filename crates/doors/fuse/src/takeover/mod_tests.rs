@@ -1,8 +1,8 @@
-//! Each kind of change, with a death of its server at each of its steps: the reply to the request
-//! that is sent again, and the tree, are those of a run without a death.
+//! Each kind of change, with a death of its server at each of its steps. The reply to the resent
+//! request, and the tree, must be as without a death.
 //!
-//! A death is a panic at a step, after which nothing of the server is used again, and its device is
-//! copied. The area is the real one.
+//! A death is a panic at a step. Afterwards nothing of the server is used again, and its device is
+//! copied. The area is a real one.
 
 #![allow(clippy::unwrap_used)]
 
@@ -55,7 +55,7 @@ impl Transport for Wire {
     }
 }
 
-/// Makes the arguments of a request.
+/// Builds the arguments of a request.
 pub(super) type Arguments = Box<dyn Fn(&World) -> Vec<u8>>;
 
 /// A change: name, opcode, the path of its inode, and its arguments.
@@ -123,7 +123,7 @@ impl World {
         world
     }
 
-    /// Files of which some are durable.
+    /// Makes files, of which some are durable.
     fn fill(&mut self) {
         for (i, name) in ["a", "b", "c", "dir", "empty", "dir/x"].iter().enumerate() {
             let (dir, name) = name.rsplit_once('/').unwrap_or(("", name));
@@ -156,7 +156,7 @@ impl World {
     pub(super) fn send(&mut self, unique: u64, opcode: u32, node: u64, body: &[u8]) {
         let len = 40 + body.len() as u32;
         let (pid, own) = (std::process::id(), rustix::process::geteuid().as_raw());
-        // Only these calls are for certain users.
+        // Only these calls check the user.
         let uid = if opcode == op::IOCTL { own } else { 0 };
         let header = InHeader { opcode, nodeid: node, unique, len, pid, uid, ..InHeader::default() };
         let message = [header.as_bytes(), body].concat();
@@ -175,7 +175,7 @@ impl World {
         assert_eq!(self.wire.0.lock().last().unwrap().1, 0, "{} of {path}", op_name(opcode));
     }
 
-    /// The server dies; another one takes its place.
+    /// The server dies, and another one replaces it.
     pub(super) fn next_life(&mut self) {
         self.end_thread();
         self.device = Arc::new(self.device.fork());
@@ -197,7 +197,7 @@ impl World {
         (*error, parts.len())
     }
 
-    /// Every name with what a program can see of its inode but for times.
+    /// All names, with everything except times that a program can see of their inodes.
     pub(super) fn tree(&self) -> BTreeMap<String, String> {
         let mut found = BTreeMap::new();
         let mut dirs = vec![(String::new(), Ino::ROOT)];
@@ -309,8 +309,8 @@ fn unnumbered((reply, tree): Found) -> Found {
     (reply, tree.into_iter().map(|(name, seen)| (name, without(seen))).collect())
 }
 
-/// Runs a change whose server dies at a step. `deaths`: how many die before the request is sent
-/// again. Returns what a run without a death returns.
+/// Runs a change whose server dies at a step. `deaths` is the number of deaths before the request
+/// is resent. Returns reply and tree.
 fn run(change: &Change, death: Option<(Step, bool)>, deaths: u32) -> Found {
     let mut world = World::new();
     let (node, body) = (world.ino(change.2), (change.3)(&world));
@@ -335,19 +335,19 @@ fn run(change: &Change, death: Option<(Step, bool)>, deaths: u32) -> Found {
             world.next_life();
         }
         world.send(unique | UNIQUE_RESEND, change.1, node, &body);
-        // A machine that stops now leaves a legal image.
+        // If the machine failed now, the image would be consistent.
         let replay = Some(Arc::new(kedge_fsck::StoreReplay) as Arc<dyn kedge_fsck::Replay>);
         let options = kedge_fsck::CheckOptions { replay, ..kedge_fsck::CheckOptions::default() };
         let report = kedge_fsck::check(Arc::new(world.device.fork()), &options);
         assert_eq!(report.exit_code() as u8, 0, "{report}");
     } else {
-        // A change without a record has no such step.
+        // Only a change without a record can pass this step without a death.
         assert_eq!(step, Step::Marked, "{}: no death at {step:?}", change.0);
     }
     (world.last(), world.tree())
 }
 
-/// The cases whose outcome differs from that of a run without a death.
+/// The cases whose result differs from that without a death.
 pub(super) fn differences_of(changes: &[Change]) -> Vec<String> {
     let mut differ = Vec::new();
     let hook = std::panic::take_hook();
@@ -367,9 +367,10 @@ pub(super) fn differences_of(changes: &[Change]) -> Vec<String> {
                 let died = AssertUnwindSafe(|| run(change, Some((step, durable)), deaths));
                 let outcome = catch_unwind(died);
                 let same = outcome.is_ok_and(|found| match step {
-                    // No reply has named the number of a new inode.
+                    // The resent request was served like a new one, so a new inode may have another
+                    // number. No reply has named that number.
                     Step::Begun => unnumbered(found) == unnumbered(want.clone()),
-                    // Nor that of a whiteout.
+                    // The same holds for the inode of a whiteout.
                     Step::Made if change.0 == "whiteout" => unnumbered(found) == unnumbered(want.clone()),
                     _ => found == want,
                 });
@@ -398,8 +399,9 @@ fn each_change_is_made_once_wherever_its_server_dies() {
     }
 }
 
-/// Deaths after stores to the memory: of few stores all, else those at both ends, since the others
-/// are of the arguments. Of these every `one_in`th, from `first` on.
+/// The stores after which a server dies. If there are many, only those near both ends, because the
+/// others store arguments. Only every `one_in`th of these stores is used, starting with number
+/// `first`.
 fn deaths_of(stores: u64, first: usize, one_in: usize) -> impl Iterator<Item = u64> {
     (1..=stores)
         .filter(move |at| stores < 200 || *at < 30 || *at + 30 > stores)
@@ -407,15 +409,15 @@ fn deaths_of(stores: u64, first: usize, one_in: usize) -> impl Iterator<Item = u
         .step_by(one_in)
 }
 
-/// The world with a change before its request is sent.
+/// A world in which the change's request can be sent, with the request's inode and arguments.
 fn before(change: &Change) -> (World, u64, Vec<u8>) {
     let world = World::new();
     let (node, body) = (world.ino(change.2), (change.3)(&world));
     (world, node, body)
 }
 
-/// Runs a change whose server dies after some of its stores, and the next server likewise while it
-/// takes over; 0: it does not die.
+/// Runs a change whose server dies after `first` of its stores. The next server dies after `second`
+/// stores while it takes over; with 0 it does not die.
 fn run_to_store(change: &Change, first: u64, second: u64) -> Found {
     let (mut world, node, body) = before(change);
     die_after(first);
@@ -431,7 +433,8 @@ fn run_to_store(change: &Change, first: u64, second: u64) -> Found {
     (world.last(), world.tree())
 }
 
-/// How many stores a change makes, and how many the next server after a death at the last of them.
+/// The number of stores that a change makes, and the number that the next server makes after a
+/// death at the last of them.
 fn stores_of(change: &Change) -> (u64, u64) {
     let (mut world, node, body) = before(change);
     die_after(0);
@@ -441,7 +444,7 @@ fn stores_of(change: &Change) -> (u64, u64) {
     (first, die_after(0))
 }
 
-/// The cases that differ from a run without a death, and the number of all.
+/// The cases whose result differs from that without a death, and the number of all cases.
 fn differences_of_stores(changes: &[Change], one_in: usize) -> (Vec<String>, usize) {
     let (mut differ, mut cases) = (Vec::new(), 0);
     let hook = std::panic::take_hook();
@@ -467,8 +470,8 @@ fn differences_of_stores(changes: &[Change], one_in: usize) -> (Vec<String>, usi
 #[test]
 fn each_change_is_made_once_after_whichever_store_its_server_dies() {
     let changes = changes();
-    // The entries of all changes are made by the same code, so each change has some of the deaths,
-    // and all changes together have each of them.
+    // The same code makes the entries of all changes. So each change is tested with some of the
+    // deaths, and all changes together cover all deaths.
     let one_in = if std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1") { 1 } else { 4 };
     let (differ, cases) = differences_of_stores(&changes, one_in);
     println!("{cases} deaths");
@@ -480,8 +483,8 @@ fn each_change_is_made_once_after_whichever_store_its_server_dies() {
     assert!(!differ.is_empty(), "fields that are valid too early are not caught");
 }
 
-/// A program writes bytes that look like an entry of the journal, and they lie where the next
-/// entry of a later use would. Returns whether the entry was made again.
+/// A program writes bytes that look like an entry of the journal, placed where a later use of the
+/// half expects the next entry. Returns whether they are taken for an entry.
 fn old_bytes_are_taken() -> bool {
     let mut world = World::new();
     world.next_life();
@@ -500,8 +503,8 @@ fn old_bytes_are_taken() -> bool {
     forged.check = forged.checksum(arguments);
     forged.mark = Mark { life: life + 1, end: u64::MAX, ino: 0 };
     forged.outcome.state = DONE;
-    // The first entry of the half: its arguments begin after two heads, and those of the small
-    // write of the next life end within the third.
+    // The write's entry is the first of the half, so its arguments begin after two units of 128
+    // bytes. The entry of the next life's small write ends within the third.
     let bytes = [&[0; 3 * 128 - 2 * 128 - size_of::<WriteIn>()][..], forged.as_bytes(), arguments].concat();
     world.done(op::WRITE, "a", &write(0, &bytes));
     world.next_life();
@@ -516,10 +519,10 @@ fn bytes_of_a_program_are_never_an_entry() {
     break_rule(Broken::OldEntryTaken);
     let taken = old_bytes_are_taken();
     break_rule(Broken::Nothing);
-    assert!(taken, "the forged entry is one but for the rule");
+    assert!(taken, "without the rule the forged entry is taken");
 }
 
-/// A slow request is under way when its server is killed, and others die of other causes.
+/// A slow request is in progress when a user kills its server. Other servers die of other causes.
 #[test]
 fn a_request_beside_the_deaths_of_others_is_not_refused() {
     let mut world = World::new();
@@ -556,13 +559,13 @@ fn a_request_that_kills_three_servers_is_refused() {
     std::panic::set_hook(Box::new(|_| ()));
     for life in 0..DEATHS_MAX {
         if life == 1 {
-            // It was under way when the first server died, and is innocent.
+            // This request was in progress when the first server died, and did not cause that.
             world.send(harmless | UNIQUE_RESEND, op::WRITE, node, &write(50, b"served"));
             assert_eq!(world.last().0, 0);
         }
         die_at(Step::Begun, Box::new(|| ()));
         let died = AssertUnwindSafe(|| world.send(resent(deadly, life), op::WRITE, node, &body));
-        assert!(catch_unwind(died).is_err(), "it kills server {life}");
+        assert!(catch_unwind(died).is_err(), "the request kills server {life}");
         die_at(Step::Never, Box::new(|| ()));
         area.note_death(libc::SIGABRT);
         world.next_life();
@@ -578,10 +581,10 @@ fn a_request_that_kills_three_servers_is_refused() {
     assert_eq!((&bytes[..7], &bytes[50..]), (&b"goes on"[..], &b"served"[..]));
 }
 
-/// An unlinked file that is open, over two deaths.
+/// Returns the content of an unlinked open file after two deaths.
 fn unlinked_file() -> Option<Vec<u8>> {
     let mut world = World::new();
-    // The reply to its MKNOD and a lookup.
+    // The kernel has two references: from the reply to MKNOD and from a lookup.
     world.done(op::LOOKUP, "", b"a\0");
     let node = world.ino("a");
     world.done(op::UNLINK, "", b"a\0");
@@ -594,7 +597,7 @@ fn unlinked_file() -> Option<Vec<u8>> {
     let mut bytes = vec![0; 19];
     let read = world.fs.read_uncached(Ino(node), 0, &mut bytes).ok()?;
     bytes.truncate(read);
-    // The kernel forgets it: then it is gone.
+    // The kernel drops its references, which deletes the file.
     world.server.unpin_for_test(node, 2);
     assert!(world.fs.getattr(Ino(node)).is_err(), "the last pin deletes it");
     Some(bytes)
@@ -622,7 +625,7 @@ fn bits_that_were_set_after_a_change_of_content_stay() {
     }
     let mode = SetattrIn { valid: fattr::MODE, mode: 0o106_755, ..SetattrIn::default() };
     world.done(op::SETATTR, "a", &setattr(mode));
-    // The record of the mode is durable, so that only the changes of content are made again.
+    // The record of the mode becomes durable, so only the changes of content are redone.
     world.fs.sync().unwrap();
     for life in 1..=2 {
         world.next_life();
@@ -658,7 +661,7 @@ fn a_full_journal_syncs_and_goes_on() {
     let kept = world.server.kept.clone().unwrap();
     let (syncing, ops) = (kept.clone(), Arc::new(world.fs.clone()));
     let thread = kedge_base::spawn_named("recycle", move || Server::recycle(&syncing, &*ops)).unwrap();
-    // More than both halves hold.
+    // More entries than both halves can hold.
     for i in 0..40_000u64 {
         world.done(op::WRITE, "a", &write(i % 1000, &[i as u8]));
     }
@@ -677,7 +680,7 @@ fn a_journal_of_another_content_is_refused() {
     world.done(op::UNLINK, "", b"c\0");
     let entries = Journal::scan(&area).unwrap();
     assert!(entries.len() > 8);
-    // A bit of the arguments of the first entry.
+    // Flips a bit in the arguments of the first entry.
     let at = area::HALVES_AT + 128 + 128;
     let word: u64 = area.read(at);
     area.store(at, word ^ 1);

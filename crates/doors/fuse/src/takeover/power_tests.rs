@@ -1,10 +1,10 @@
-//! Power failures of the machine after deaths of servers: each state that one can leave, at any
-//! moment of several lives, is legal by the oracle of `kedge_sim`, as if no server had died.
+//! Machine failures after deaths of servers. Each state that such a failure can leave, at any time
+//! during several lives, must be allowed by the oracle of `kedge_sim`, as if no server had died.
 //!
 //! A random history of changes and fsyncs runs as requests, and in the model. A server dies at a
-//! step of a request, and sometimes its successors while they make changes again; the simulated
-//! device keeps what was written and not flushed. The media come from the device's recording,
-//! which covers all lives: at each event a sample of the subsets of the unflushed writes.
+//! step of a request, and sometimes its successors die while they redo changes. The simulated
+//! device keeps all writes, flushed or not, over all lives. For each event of its recording, a
+//! sample of the subsets of the unflushed writes is checked.
 
 #![allow(clippy::unwrap_used)]
 
@@ -34,10 +34,10 @@ use std::sync::Arc;
 
 const HISTORIES: u64 = 12;
 const OPERATIONS: usize = 40;
-/// One of this many requests kills its server.
+/// One request out of this many kills its server.
 const DEATH_EVERY: u32 = 8;
 
-/// A request: opcode, inode, arguments.
+/// A request as opcode, inode and arguments.
 type Asked = (u32, u64, Vec<u8>);
 
 struct Machine {
@@ -61,7 +61,7 @@ impl Machine {
         Machine { device, area, fs, server, wire, unique: 0 }
     }
 
-    /// Begins a life. While it makes changes again it may write what it likes.
+    /// Begins a life. While the server redoes changes, syncs at random make some of them durable.
     fn serve(
         device: &Arc<SimDevice>,
         area: &OwnedFd,
@@ -69,7 +69,8 @@ impl Machine {
     ) -> (FileSystem, Server<FileSystem>, Arc<Wire>) {
         let life = Life::begin(Area::inherited(area.try_clone().unwrap()).unwrap());
         let clock = Arc::new(ManualClock::default());
-        // Each life opens the medium through a device of its own, as another process would.
+        // Each life opens the device through a `WatchedDevice` of its own, as another process
+        // would.
         let below: Arc<dyn Device> = Arc::new(WatchedDevice::new(device.clone(), clock.clone()));
         let fs = match life.is_second() {
             false => FileSystem::open(below, clock, mount()).unwrap(),
@@ -96,10 +97,10 @@ impl Machine {
         (fs, server.unwrap(), wire)
     }
 
-    /// The process dies: its threads write nothing any more.
+    /// The process dies. From then on its threads write nothing.
     fn die(&mut self, rng: &mut SmallRng) {
         let pending = self.device.pending();
-        // This stands for the end of the threads of the dead process.
+        // Ends the threads that would end with the process.
         let _ended = self.fs.shutdown(false);
         assert_eq!(self.device.pending(), pending, "a dead server has written");
         (self.fs, self.server, self.wire) = Machine::serve(&self.device, &self.area, rng);
@@ -126,18 +127,18 @@ impl Machine {
         let kept = self.server.kept.clone().unwrap();
         self.server.serve_kept(&kept, &request, reply, &mut IoBuf::zeroed(1));
         while self.wire.0.lock().len() == before {
-            // An fsync is replied to by another thread.
+            // Another thread replies to an fsync.
             SystemClock::default().sleep(std::time::Duration::from_millis(1));
         }
         self.wire.0.lock().last().unwrap().1
     }
 
-    /// Sends a request, which kills its server at `step`.
+    /// Sends a request whose server dies at `step`.
     fn run(&mut self, asked: &Asked, step: Step, rng: &mut SmallRng) -> i32 {
         self.unique += 2;
         let unique = self.unique;
         if step != Step::Never && matches!(asked.0, op::FSYNC | op::SYNCFS) {
-            // It has no steps: the server dies when it has received it.
+            // An fsync has no steps, so the server dies before it serves the request.
             self.die(rng);
             return self.send(unique | UNIQUE_RESEND, asked);
         }
@@ -150,7 +151,7 @@ impl Machine {
         })
     }
 
-    /// The request of an operation; `None` for one that has none here.
+    /// The request that corresponds to an operation; `None` if this test cannot send it.
     fn request(&self, op: &Op) -> Option<Asked> {
         let on = |target: &Target| match target {
             Target::Path(path) => Some(self.ino(path)),
@@ -224,7 +225,8 @@ impl Machine {
     }
 }
 
-/// Runs a history with deaths. Returns the number of media that were judged, or a violation.
+/// Runs a history with deaths. Returns the number of device states that were checked, or a
+/// violation.
 fn history(seed: u64, base: &MemDevice) -> Result<usize, String> {
     let mut rng = SmallRng::seed_from_u64(seed);
     let profile = Profile { names: 3, extremes: 0, remounts: 0, persists: 200, ..Profile::default() };
@@ -238,7 +240,7 @@ fn history(seed: u64, base: &MemDevice) -> Result<usize, String> {
     while history.len() < OPERATIONS {
         let op = generator.next(&model);
         let mut after = model.clone();
-        // Operations that fail are left out: the kernel refuses most of them without a request.
+        // Operations that fail are skipped: the kernel refuses most of them without a request.
         let Some(expected) = after.apply(&op).filter(|expected| expected.outcome.is_ok()) else { continue };
         let Some(asked) = machine.request(&op) else { continue };
         let step = match rng.random_ratio(1, DEATH_EVERY) {
@@ -274,7 +276,8 @@ fn history(seed: u64, base: &MemDevice) -> Result<usize, String> {
     Ok(judged.len())
 }
 
-/// The violations of some histories, and how many media were judged.
+/// Runs several histories. Returns the violations, and the number of device states that were
+/// checked.
 fn violations(seeds: std::ops::Range<u64>) -> (Vec<String>, usize) {
     let base = explore::base_image(false).unwrap();
     let (mut found, mut media) = (Vec::new(), 0);

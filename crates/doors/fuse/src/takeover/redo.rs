@@ -1,28 +1,31 @@
-//! Makes the changes again that a dead server had made and the log has lost.
+//! Redoes the changes that a dead server had made and that the log has lost.
 //!
 //! # Why the result is the state that programs saw
-//! The journal holds, in the order of their effects, all changes since a moment at which everything
-//! before was durable. Recovery gives a prefix of the log's records, and of file data any part.
-//! - **Names, owners, modes, attributes** ([`Rule::Record`]): one record each. Its mark says where
-//!   it ends, and was noted before the record could become durable. So a change whose record ends
-//!   within the recovered log is there as a whole; any other is not there at all and is made now.
-//!   All earlier ones are there by then, so it finds what it found the first time.
+//! The journal has, in the order of their effects, all changes since a time at which all earlier
+//! changes were durable. Recovery restores a prefix of the log's records, and any part of the file
+//! data.
+//! - **Names, owners, modes, attributes** ([`Rule::Record`]): each change is one record. The
+//!   entry's mark, noted before the record could become durable, says where the record ends. If it
+//!   ends within the recovered log, the change is there completely. Otherwise it is not there at
+//!   all and is redone now. All earlier changes are there by then, so it finds the same state as
+//!   the first time.
 //! - **Content** ([`Rule::Data`]): a write, a change of size or an allocation sets bytes and size
-//!   to values that do not depend on what was there. Bytes that no entry names are as they were
-//!   before the first entry. Bytes that some entry names are set by the last that names them, and
-//!   only that value is made again ([`super::content`]). Changes of size and allocations have
-//!   records and are left out if these are durable. So at no moment has the file a value that is
-//!   older than one that was durable: the machine may stop meanwhile.
-//! - **Times** ([`Rule::Times`]): made again in order with the content. A record of a directory
-//!   includes the times that were set before it; so they are left out if such a record is durable.
-//! - A change that has no outcome and no mark has no effect that a reply has shown; its request is
-//!   sent again and served as a new one. An entry of content without an outcome likewise: no later
-//!   change of the file can be in the journal, because its lock was held.
+//!   to values that do not depend on the previous state. Bytes that no entry changes are as they
+//!   were before the first entry. Bytes that entries change are redone only with their last value
+//!   ([`super::content`]). Changes of size and allocations have records, and are not redone if
+//!   these are durable. So a file never gets a value that is older than a durable one, even if the
+//!   machine fails during this work.
+//! - **Times** ([`Rule::Times`]): redone in order, together with the content. A record of a
+//!   directory includes all times that were set before it, so those are not redone if such a record
+//!   is durable.
+//! - A change without outcome and mark has had no effect that a reply has shown. Its request is
+//!   resent and served like a new one. The same holds for an entry of content without an outcome:
+//!   no later change of the file can be in the journal, because the file's lock was held.
 //!
-//! # A death meanwhile
-//! A change that is made again gets the mark of its new record, by the same rule, with the number
-//! of the present life; each life has a cut-off of its own. So the next server does the same work
-//! again and leaves out what has become durable. The journal is freed when all is durable.
+//! # If the server dies again
+//! A redone change gets the mark of its new record, by the same rule, with the number of the
+//! present life. Each life has its own cut-off. So the next server does the same work again,
+//! without the changes that have become durable. The journal is freed when everything is durable.
 
 use super::class::{Class, Rule};
 use super::content::{self, Left};
@@ -47,7 +50,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Takes the reply of a change that is made again.
+/// Receives the reply of a redone change.
 #[derive(Default)]
 struct Sink(AtomicI32);
 
@@ -78,17 +81,18 @@ impl Transport for Sink {
     }
 }
 
-/// What recovery has found.
+/// The durable records that recovery found.
 struct Found {
     head: Head,
-    /// The number and the time of the newest durable record of each inode that an entry changed.
+    /// For each inode that an entry changed, number and time of its newest entry with a durable
+    /// record.
     any: BTreeMap<u64, (u64, Timespec)>,
-    /// The same of the records that set its content: sizes and allocations.
+    /// The same, only for entries that set content: sizes and allocations.
     content: BTreeMap<u64, (u64, Timespec)>,
 }
 
 impl<O: Ops> Server<O> {
-    /// Returns how many changes were made again.
+    /// Redoes all lost changes. Returns their number.
     pub(super) fn redo(&self) -> io::Result<u64> {
         let kept = self.kept.as_ref().expect("a server with a keeper");
         let head: Head = kept.area.read(0);
@@ -116,8 +120,9 @@ impl<O: Ops> Server<O> {
             redone += u64::from(self.redo_one(kept, entry, parts, &found, &mut touched, &mut out)?);
             steps::redone(entry.head.opcode);
         }
-        // A change of content that was made again has set the time of a change that preceded the
-        // last one, unless a later one was made again, too.
+        // A redone change of content sets the ctime, although a later change with a durable record
+        // had set a newer one. So the newer time is restored, unless another redone change has set
+        // it.
         for (ino, time) in touched {
             let set = SetAttr { ctime: Some(time), ..SetAttr::default() };
             match self.ops.getattr(Ino(ino)).map(|attr| attr.ctime < time) {
@@ -129,17 +134,18 @@ impl<O: Ops> Server<O> {
         }
         self.keep_answers(kept, &entries);
         kept.redoing.store(false, Relaxed);
-        // In a freeze nothing is written. A later open deletes them.
+        // During a freeze nothing may be written. A later open deletes these inodes.
         let deleted = if kept.area.frozen().is_some() { Ok(0) } else { self.ops.delete_forgotten() };
         let deleted = deleted.map_err(|e| failed("the deletion of nameless inodes", &e))?;
-        // Otherwise there is only what recovery found, and its checkpoint has made that durable.
+        // Without redone changes there is only the recovered state, which recovery's checkpoint has
+        // made durable.
         if redone + deleted > 0 && !steps::is_broken(Broken::UnforcedIsDurable) {
             self.ops.sync().map_err(|e| failed("the sync of what was made again", &e))?;
         }
         Ok(redone)
     }
 
-    /// Returns whether the change was made again.
+    /// Redoes a change if necessary. Returns whether it was redone.
     fn redo_one(
         &self,
         kept: &Kept,
@@ -153,7 +159,8 @@ impl<O: Ops> Server<O> {
         let (state, mark, node) = (entry.head.outcome.state, entry.head.mark, entry.head.node);
         let request = Request { header, body: &entry.arguments, token: 0 };
         let Class::Journaled(rule) = self.class(&request) else {
-            // It was a record when it was journaled, and the tree that it now names is durable.
+            // The change was a record when it was journaled. Its name refers to a tree now, whose
+            // change was durable.
             return Ok(false);
         };
         let later = found.any.get(&node).filter(|(seq, _)| *seq > entry.head.seq);
@@ -166,13 +173,14 @@ impl<O: Ops> Server<O> {
             Rule::Data if is_durable(entry, &found.head, kept.life)? && !sets_more(entry) => {
                 return Ok(false);
             }
-            // The bits that it clears are not known before its outcome; it is served as a new one.
+            // The mode bits that it clears are unknown without its outcome. Its request is resent
+            // and served like a new one.
             Rule::Record(RecordOp::SetAttr) if state != DONE => return Ok(false),
             Rule::Times if later.is_some() && self.is_dir(node) => return Ok(false),
             _ => {}
         }
         let number = (mark.ino != 0 && rule == Rule::Record(RecordOp::Create)).then_some(Ino(mark.ino));
-        // A later change of the content that is durable has set the times.
+        // A later, durable change of the content has set the times.
         let newer = found.content.get(&node).filter(|(seq, _)| rule == Rule::Data && *seq > entry.head.seq);
         let time = newer.map_or(entry.head.time(), |(_, time)| *time);
         for arguments in bodies(entry, left) {
@@ -184,12 +192,12 @@ impl<O: Ops> Server<O> {
             witness::during(witness, || self.dispatch(&request, reply, out));
             let error = -sink.0.load(Relaxed);
             if error != 0 {
-                // A file without a name that the kernel has forgotten may have been deleted for
-                // good.
+                // The kernel has forgotten a file without a name, which may then have been deleted
+                // durably.
                 if !matches!(rule, Rule::Record(_)) && matches!(error, libc::ENOENT | libc::ESTALE) {
                     return Ok(false);
                 }
-                // It had an effect, and then failed.
+                // The first attempt had an effect before it failed, and so has this one.
                 if matches!(rule, Rule::Record(_)) && state > DONE {
                     return Ok(true);
                 }
@@ -218,7 +226,7 @@ impl<O: Ops> Server<O> {
         self.ops.getattr(Ino(node)).is_ok_and(|attr| attr.kind == FileKind::Directory)
     }
 
-    /// Sets the mode that a change left which clears set-user-id bits.
+    /// Sets the mode that a change which clears set-user-id bits has left.
     fn restore_mode(&self, node: u64, mode: u32, time: Timespec) -> io::Result<()> {
         let what = || format!("the mode of inode {node}");
         let attr = self.ops.getattr(Ino(node)).map_err(|e| failed(&what(), &e))?;
@@ -229,8 +237,8 @@ impl<O: Ops> Server<O> {
         Ok(())
     }
 
-    /// The pin of a file that was made without a name: the engine has pinned one that was made
-    /// again, beside what is noted. Without an outcome the note may be missing.
+    /// Corrects the pin of a file that was made without a name. For a redone TMPFILE the engine has
+    /// added a pin to the noted one. Without an outcome the noted pin may be missing.
     fn pin_nameless(&self, kept: &Kept, entry: &Entry, redone: bool) -> io::Result<()> {
         let EntryOf { opcode, ino, done } = EntryOf::of(entry);
         if opcode != op::TMPFILE || ino == 0 {
@@ -248,7 +256,7 @@ impl<O: Ops> Server<O> {
         Ok(())
     }
 
-    /// Keeps the results of requests whose reply may not have reached the kernel.
+    /// Stores the results of requests whose reply may not have reached the kernel.
     fn keep_answers(&self, kept: &Kept, entries: &[Entry]) {
         let mut last = BTreeMap::new();
         for entry in entries {
@@ -259,7 +267,7 @@ impl<O: Ops> Server<O> {
             let outcome = entry.head.outcome;
             let is_made = match outcome.state {
                 DONE => true,
-                // These are made again by their request.
+                // Without an outcome, their resent requests redo these changes.
                 BEGUN if matches!(entry.head.opcode, op::SETATTR | op::FALLOCATE) => false,
                 BEGUN => entry.head.mark.life != 0,
                 _ => false,
@@ -293,7 +301,7 @@ fn header_of(entry: &Entry) -> InHeader {
     }
 }
 
-/// The arguments of the requests that make an entry again.
+/// The arguments of the requests that redo an entry.
 fn bodies(entry: &Entry, left: Option<Left>) -> Vec<Vec<u8>> {
     let arguments = without_caller(entry);
     let Some(Left { pieces, zero }) = left else { return vec![arguments] };
@@ -307,14 +315,14 @@ fn bodies(entry: &Entry, left: Option<Left>) -> Vec<Vec<u8>> {
     pieces.chain(zero.map(|offset| piece(offset, &[0]))).collect()
 }
 
-/// Whether a change of size has another record for owner or mode.
+/// Whether a change of size also sets owner or mode, which takes a second record.
 fn sets_more(entry: &Entry) -> bool {
     let more = fattr::MODE | fattr::UID | fattr::GID;
     let asked = abi::SetattrIn::read_from_prefix(&entry.arguments);
     entry.head.opcode == op::SETATTR && asked.is_ok_and(|(asked, _)| asked.valid & more != 0)
 }
 
-/// What a reply says of an entry.
+/// The fields of an entry that its reply needs.
 struct EntryOf {
     opcode: u32,
     ino: u64,
@@ -348,7 +356,7 @@ fn is_durable(entry: &Entry, head: &Head, now: u64) -> io::Result<bool> {
     Ok(mark.end <= head.cutoffs[slot_of(mark.life)])
 }
 
-/// The inodes whose times a change has set.
+/// The inodes whose times a change sets.
 fn changed_by(entry: &Entry) -> impl Iterator<Item = u64> {
     let mut args = Args::new(&entry.arguments);
     let other = match entry.head.opcode {
@@ -360,8 +368,8 @@ fn changed_by(entry: &Entry) -> impl Iterator<Item = u64> {
     [entry.head.node].into_iter().chain(other)
 }
 
-/// The arguments without what depends on the caller of that moment, and as much of a write as was
-/// done.
+/// The arguments without flags that depend on the caller at that time. Those of a write are cut to
+/// the bytes that were written.
 fn without_caller(entry: &Entry) -> Vec<u8> {
     let mut arguments = entry.arguments.clone();
     match entry.head.opcode {

@@ -1,14 +1,15 @@
-//! The memory of one ring entry, which the kernel and this process use in turns.
+//! The memory of one ring entry, which the kernel and this process use alternately.
 //!
-//! An entry is with the kernel from its registration, or from the commit of a reply, until the
-//! completion that brings a request. Then it is with this process until that request's reply is
-//! committed. Small requests are copied out. A worker reads a large one in place, while another
-//! thread may reply; then the reply is stored beside the entry, and the later of the two commits.
+//! The kernel owns an entry from its registration, or from the commit of a reply, until the
+//! completion that brings a request. Then this process owns the entry until that request's reply is
+//! committed. Small requests are copied out. A worker reads a large request in place, while another
+//! thread may reply. Then the reply is stored beside the entry, and the later of the two threads
+//! commits it.
 //!
 //! ```text
-//! block 0      the headers (`UringHeaders`) at its begin, and a copy of the operation's own
-//!              header at its end, so that header and payload are one slice
-//! block 1..    the payload: what follows the operation's header, or what the reply holds
+//! block 0      the headers (`UringHeaders`) at the start, and a copy of the operation's own
+//!              header at the end, so that this header and the payload are one slice
+//! block 1..    the payload: the bytes after the operation's header, or the reply's contents
 //! ```
 
 #![allow(unsafe_code)]
@@ -30,33 +31,33 @@ pub(super) struct Entry {
     /// The kernel's number of the queue.
     pub queue: u16,
     memory: *mut u8,
-    /// The two parts of `memory`, as the registration names them.
+    /// The two parts of `memory`, as REGISTER passes them to the kernel.
     parts: [libc::iovec; 2],
-    /// How many of two are not done: the worker that reads the request in place, and the thread
-    /// that replies.
+    /// The number of users that are not done: the worker that reads the request in place, and the
+    /// thread that replies.
     holders: AtomicU8,
-    /// The reply to a request that a worker reads in place.
+    /// The reply to a request that a worker still reads in place.
     stored: Mutex<Option<(OutHeader, Vec<u8>)>>,
     _slab: Arc<IoBuf>,
 }
 
-// SAFETY: the pointers lead into `_slab`, of which no two entries have the same part. The protocol
-// above gives its bytes to one side at a time, and `holders` decides when both users on this side
-// are done.
+// SAFETY: `memory` and `parts` point into `_slab`, which lives as long as the entry, and no two
+// entries have the same part of it. By the protocol above, either the kernel or this process uses
+// the bytes at any time, and `holders` shows when both users in this process are done.
 unsafe impl Send for Entry {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: the protocol and `holders` order all accesses to the memory.
 unsafe impl Sync for Entry {}
 
-/// What a completion brought.
+/// The request that a completion has brought.
 pub(super) struct Arrived {
     pub header: InHeader,
-    /// Bytes of the operation's header, and of what follows it.
+    /// Bytes of the operation's header, and of the payload.
     pub op_len: usize,
     pub payload_len: usize,
 }
 
 impl Entry {
-    /// Makes entries of one allocation, of which only what is used takes memory.
+    /// Makes entries in one allocation. Memory that is never used stays unallocated.
     pub(super) fn slab(queue: u16, count: usize) -> Vec<Entry> {
         let mut slab = IoBuf::zeroed(count * (1 + MAX_IO / BLOCK_SIZE));
         let memory = slab.as_mut_bytes().as_mut_ptr();
@@ -71,18 +72,18 @@ impl Entry {
         Entry { queue, memory, parts, holders: AtomicU8::new(0), stored: Mutex::default(), _slab: slab }
     }
 
-    /// The address of the two parts, for the registration.
+    /// The address of the array of two parts, for REGISTER.
     pub(super) fn parts(&self) -> u64 {
         self.parts.as_ptr() as u64
     }
 
     fn headers(&self) -> UringHeaders {
-        // SAFETY: the first block holds as many bytes, and the entry is with this process.
+        // SAFETY: the first block has at least `HEADERS` bytes, and this process owns the entry.
         let bytes = unsafe { std::slice::from_raw_parts(self.memory, HEADERS) };
         UringHeaders::read_from_bytes(bytes).expect("the slice has the size of the struct")
     }
 
-    /// Reads what a completion has brought. An error if its lengths contradict each other.
+    /// Reads the request that a completion has brought. Fails if its lengths contradict each other.
     pub(super) fn arrived(&self) -> io::Result<Arrived> {
         let headers = self.headers();
         let (header, _) = InHeader::read_from_prefix(&headers.in_out).expect("the field is larger");
@@ -99,12 +100,12 @@ impl Entry {
         }
     }
 
-    /// The bytes after the request's first header. They are valid until the caller's release.
+    /// The bytes after the request's `InHeader`. They must not be used after the caller's release.
     pub(super) fn body(&self, arrived: &Arrived) -> &[u8] {
         let Arrived { op_len, payload_len, .. } = *arrived;
         let at = BLOCK_SIZE - op_len;
         // SAFETY: both ranges are in the first block and do not overlap, because the headers end
-        // far before the copy begins; the kernel does not use the entry now.
+        // far before the copy begins. The kernel does not use the entry now.
         unsafe {
             let from = self.memory.add(std::mem::offset_of!(UringHeaders, op_in));
             std::ptr::copy_nonoverlapping(from, self.memory.add(at), op_len);
@@ -112,22 +113,23 @@ impl Entry {
         }
     }
 
-    /// The request has arrived. `in_place`: the worker reads it where it is, and releases it.
+    /// Must be called when a request has arrived. With `in_place` the worker reads it in the entry,
+    /// and must release it.
     pub(super) fn begin(&self, in_place: bool) {
         self.holders.store(if in_place { 2 } else { 1 }, Release);
     }
 
-    /// Returns whether this was the last release, after which the reply is to be committed.
+    /// Ends one use of the entry. Returns whether it was the last one, after which the caller must
+    /// commit the reply.
     #[must_use]
     pub(super) fn release(&self) -> bool {
         self.holders.fetch_sub(1, AcqRel) == 1
     }
 
-    /// Takes the reply from the thread that has the right to it. Returns whether it is to be
-    /// committed now.
+    /// Takes the reply to the request. Returns whether the caller must commit it now.
     #[must_use]
     pub(super) fn reply(&self, header: OutHeader, parts: &[&[u8]]) -> bool {
-        // Only the worker's release can come meanwhile, and then the reply is stored needlessly.
+        // If the worker releases the entry after this check, the reply is stored unnecessarily.
         if self.holders.load(Acquire) > 1 {
             *self.stored.lock() = Some((header, parts.concat()));
         } else {
@@ -136,25 +138,27 @@ impl Entry {
         self.release()
     }
 
-    /// Stores the reply in the memory. No thread reads the request any more.
+    /// Copies the reply into the entry. No thread may read the request any more.
     fn store(&self, header: OutHeader, parts: &[&[u8]]) {
         let mut at = BLOCK_SIZE;
         for part in parts {
             assert!(at + part.len() <= BLOCK_SIZE + MAX_IO, "replies are at most a mebibyte");
-            // SAFETY: the range was checked, and this thread alone uses the entry.
+            // SAFETY: the assertion keeps the range inside the entry, and only this thread uses the
+            // entry.
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), self.memory.add(at), part.len()) };
             at += part.len();
         }
         let payload = u32::try_from(at - BLOCK_SIZE).expect("checked above");
         let (header, payload) = (header.as_bytes(), payload.to_ne_bytes());
-        // SAFETY: both fields are in the headers, and this thread alone uses the entry.
+        // SAFETY: both fields are inside the headers, and only this thread uses the entry.
         unsafe {
             std::ptr::copy_nonoverlapping(header.as_ptr(), self.memory, header.len());
             std::ptr::copy_nonoverlapping(payload.as_ptr(), self.memory.add(PAYLOAD_SIZE_AT), payload.len());
         }
     }
 
-    /// The number by which the kernel finds the request, before its reply is committed.
+    /// The kernel's number for the request, with which its reply is committed. Copies a stored
+    /// reply first.
     pub(super) fn commit_id(&self) -> u64 {
         if let Some((header, bytes)) = self.stored.lock().take() {
             self.store(header, &[&bytes]);

@@ -1,4 +1,4 @@
-//! The kernel's side is played by writes to the entry's memory.
+//! The tests act as the kernel by writing to the entry's memory.
 
 #![allow(unsafe_code)]
 
@@ -9,19 +9,19 @@ use zerocopy::FromZeros;
 
 const COMMIT_ID: u64 = 77;
 
-/// The second entry of two, so that a wrong place would be seen.
+/// The second entry of two, so that a wrong offset is detected.
 fn one(queue: u16) -> Entry {
     Entry::slab(queue, 2).pop().unwrap()
 }
 
-/// Stores a request as the kernel does. `len`: the length in its header, if it is a wrong one.
+/// Stores a request as the kernel does. `len` replaces the length in its header.
 fn bring(entry: &Entry, op_header: &[u8], payload: &[u8], len: Option<u32>) {
     let whole = (size_of::<InHeader>() + op_header.len() + payload.len()) as u32;
     let mut header = InHeader::new_zeroed();
     (header.len, header.opcode, header.unique) = (len.unwrap_or(whole), op::WRITE, COMMIT_ID);
     let at = |offset: usize| entry.memory.wrapping_add(offset);
     let put = |offset: usize, bytes: &[u8]| {
-        // SAFETY: the tests' bytes fit, and no other thread uses the entry.
+        // SAFETY: the tests' bytes fit into the entry, and no other thread uses it.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at(offset), bytes.len()) };
     };
     put(0, header.as_bytes());
@@ -31,12 +31,12 @@ fn bring(entry: &Entry, op_header: &[u8], payload: &[u8], len: Option<u32>) {
     put(BLOCK_SIZE, payload);
 }
 
-/// What the kernel reads at a commit: the reply's header, and its payload.
+/// The reply as the kernel reads it at a commit: header and payload.
 fn taken(entry: &Entry) -> (OutHeader, Vec<u8>) {
     let headers = entry.headers();
     let (header, _) = OutHeader::read_from_prefix(&headers.in_out).unwrap();
     let len = headers.entry.payload_sz as usize;
-    // SAFETY: the length is that of a reply, which fits.
+    // SAFETY: the length is that of a reply, which fits into the entry.
     (header, unsafe { std::slice::from_raw_parts(entry.memory.add(BLOCK_SIZE), len) }.to_vec())
 }
 
@@ -62,13 +62,13 @@ fn lengths_that_contradict_each_other_are_refused() {
         let error = entry.arrived().err().unwrap().to_string();
         assert!(error.contains(&format!("of {len} bytes")), "{error}");
     }
-    // A payload that the entry cannot hold.
+    // A payload larger than the entry.
     bring(&entry, &[], &[], Some(u32::MAX));
     assert!(entry.arrived().is_err());
 }
 
-/// The bytes that a worker still reads stay although the reply is there; the worker's release is
-/// the one after which the reply is committed.
+/// While a worker still reads the request, a reply does not change its bytes. The worker's release
+/// is the last one, after which the reply is committed.
 #[test]
 fn a_reply_waits_for_the_reader_of_its_request() {
     let entry = one(0);

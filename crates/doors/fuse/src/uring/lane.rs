@@ -1,21 +1,21 @@
-//! The ring of one processor: the queues of the kernel that it serves, and their entries.
+//! The ring of one processor, with the kernel's queues that it serves and their entries.
 //!
 //! # Which thread submits
 //! The kernel runs a submitted command's later steps in the thread that submitted it, and cancels
-//! the command when that thread ends. So only the lane's workers submit, which live as long as the
-//! connection. Any other thread that has a reply, above all one of the log's, puts it into the
-//! *outbox* and rings the bell, an eventfd that the ring reads. The worker that receives takes the
-//! outbox along.
+//! the command when that thread ends. So only the lane's workers submit, because they live as long
+//! as the connection. Another thread that has a reply, usually one of the log, puts it into the
+//! *outbox* and signals the *bell*, an eventfd that the ring reads. The worker that receives then
+//! commits the replies in the outbox.
 //!
-//! A worker's own reply goes to the kernel with its next call: one system call commits a reply and
-//! waits for a request.
+//! A worker's own reply is submitted with its next call: one system call commits a reply and waits
+//! for a request.
 //!
 //! # Why the entries do not run out
-//! Each request holds an entry until its reply, and some requests wait for others: a write while
-//! the file system is frozen, a seek for the pages of the file. The kernel queues a request that
-//! finds no entry, and takes it from the queue only when a reply is committed, not when an entry is
-//! registered. If all entries are held by requests that wait for a queued one, nothing goes on. So
-//! a lane registers as many entries again as soon as half of them are held.
+//! A request holds an entry until its reply, and some requests wait for others: a write while the
+//! file system is frozen, a seek for the pages of the file. If a request finds no entry, the kernel
+//! queues it, and takes it from the queue only when a reply is committed, not when an entry is
+//! registered. If all entries are held by requests that wait for a queued one, there is a deadlock.
+//! So a lane doubles its entries as soon as half of them are held.
 
 #![allow(unsafe_code)]
 
@@ -35,65 +35,68 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use zerocopy::IntoBytes;
 
-/// Entries of a queue at first: for the queue of this lane's processor, and for any other.
+/// The number of entries at the start: of the queue of this lane's processor, and of any other
+/// queue.
 const ENTRIES: (usize, usize) = (256, 64);
-/// The most entries of a lane. Each has 1 MiB of memory that is used as requests need it.
+/// Limit for the entries of a lane. Each has 1 MiB of memory, which is allocated as requests use
+/// it.
 const ENTRIES_MAX: usize = 1 << 14;
-/// The most entries by which a queue grows at a time. Until then it doubles.
+/// The most entries that a queue gets at a time. Up to this number its entries are doubled.
 const MORE_MAX: usize = 256;
 const SUBMISSIONS: u32 = 512;
 const PUSHES_MAX: usize = 1000;
-/// `user_data` of the read of the bell.
+/// The `user_data` of the ring's read of the bell.
 const BELL: u64 = u64::MAX;
 
-/// The state that only a thread with the lock changes.
+/// The state that the lock protects.
 struct State {
     registered: bool,
     bell_armed: bool,
-    /// Entries with the kernel and all entries, by queue, in the sequence of `Lane::queues`.
+    /// For each of `Lane::queues`: the number of entries that the kernel has, and of all entries.
     counts: Vec<(usize, usize)>,
-    /// The requests that workers read in place, by worker.
+    /// The requests that workers read in place: worker and entry.
     in_place: Vec<(usize, u32)>,
 }
 
-/// Replies of threads that are no workers of this lane.
+/// Replies of threads that are not workers of this lane.
 #[derive(Default)]
 struct Outbox {
     replies: Vec<u32>,
-    /// A worker waits in the kernel, and only the bell wakes it for the outbox.
+    /// Whether a worker waits in the kernel, so that the bell must be signalled.
     asleep: bool,
 }
 
 pub(super) struct Lane {
-    /// The processor on which its workers run.
+    /// The processor on which the lane's workers run.
     pub processor: u16,
-    /// The queues that it serves, the processor's own first.
+    /// The queues that the lane serves, the processor's own first.
     queues: Vec<u16>,
     device: RawFd,
     ring: IoUring<Entry128, cqueue::Entry>,
-    /// Held by the thread that uses the two queues of `ring`.
+    /// The lock also protects the submission and completion queues of `ring`.
     state: Mutex<State>,
     entries: RwLock<Vec<Arc<Entry>>>,
     outbox: Mutex<Outbox>,
     bell: OwnedFd,
-    /// Where the ring reads the bell.
+    /// The buffer for the ring's read of the bell.
     rung: Box<UnsafeCell<u64>>,
     stopped: AtomicBool,
-    /// The connection is negotiated, or ends.
+    /// Whether the connection is negotiated or has ended.
     started: Mutex<bool>,
     starts: Condvar,
 }
 
-// SAFETY: only the kernel writes to `rung`, and no thread reads it. All else is Sync.
+// SAFETY: only the kernel writes to `rung`, and no thread reads it. `state` protects the ring's
+// queues, and all other fields are `Sync`.
 unsafe impl Sync for Lane {}
 
 thread_local! {
-    /// The address of the lane of which this thread is a worker; 0: of none.
+    /// The address of the lane of which this thread is a worker; 0 if it is none.
     static WORKS_FOR: Cell<usize> = const { Cell::new(0) };
 }
 
 impl Lane {
-    /// A lane for the connection of `device`, which must outlive it.
+    /// Makes a lane for the connection of `device`, which must outlive the lane.
     pub(super) fn new(device: &OwnedFd, processor: u16, others: Vec<u16>) -> io::Result<Lane> {
         let ring =
             IoUring::builder().setup_coop_taskrun().setup_cqsize(4 * SUBMISSIONS).build(SUBMISSIONS)?;
@@ -115,20 +118,21 @@ impl Lane {
         })
     }
 
-    /// The connection is negotiated: the workers register the entries and receive.
+    /// Called when the connection is negotiated: the workers then register the entries and receive.
     pub(super) fn start(&self) {
         *self.started.lock() = true;
         self.starts.notify_all();
     }
 
-    /// No worker receives any more.
+    /// Stops receiving.
     pub(super) fn stop(&self) {
         self.stopped.store(true, SeqCst);
         self.start();
         self.ring_bell();
     }
 
-    /// The calling thread becomes a worker of this lane, on its processor if it may run there.
+    /// Makes the calling thread a worker of this lane, and binds it to the lane's processor if
+    /// possible.
     pub(super) fn adopt_thread(&self) {
         WORKS_FOR.set(self.address());
         let mut set = rustix::thread::CpuSet::new();
@@ -138,14 +142,14 @@ impl Lane {
         }
     }
 
-    /// Distinguishes it from all other lanes while it exists.
+    /// A number that no other existing lane has.
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 
     fn ring_bell(&self) {
         if let Err(e) = rustix::io::write(&self.bell, &1u64.to_ne_bytes()) {
-            // Only a counter that is full is an error, and then the bell rings already.
+            // Only a full counter is an error, and then the bell is signalled already.
             tracing::debug!("the bell of a lane: {e}");
         }
     }
@@ -177,12 +181,13 @@ impl Lane {
             self.push(&read.build().user_data(BELL).into())?;
             state.bell_armed = true;
         }
-        // SAFETY: `state` is locked.
+        // SAFETY: this thread holds the lock on `state`, so no other thread uses the completion
+        // queue.
         let next = unsafe { self.ring.completion_shared() }.next();
         let Some(completion) = next else { return Ok(Received::Nothing) };
         if completion.user_data() == BELL {
             state.bell_armed = false;
-            // The caller looks again before it waits, because the bell is not armed.
+            // The caller calls again before it waits, because the bell must be armed first.
             return Ok(Received::Nothing);
         }
         self.submit()?;
@@ -234,7 +239,7 @@ impl Lane {
         Ok(Received::Request(Request { header, body, token }))
     }
 
-    /// The worker is done with the request that it read in place.
+    /// Releases the request that the worker has read in place.
     fn release_of(&self, state: &mut State, worker: usize) -> io::Result<()> {
         while let Some(at) = state.in_place.iter().position(|(reader, _)| *reader == worker) {
             let (_, number) = state.in_place.swap_remove(at);
@@ -253,7 +258,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Gives the kernel `count` more entries for a queue of `Lane::queues`.
+    /// Passes `count` more entries to the kernel, for the queue with this index in `Lane::queues`.
     fn register(&self, state: &mut State, queue: usize, count: usize) -> io::Result<()> {
         let first = self.entries.read().len();
         let count = count.min(ENTRIES_MAX - first);
@@ -281,10 +286,10 @@ impl Lane {
         Ok(())
     }
 
-    /// The place of an entry's queue in `Lane::queues`.
+    /// The index of an entry's queue in `Lane::queues`.
     fn place_of(&self, entry: &Entry) -> usize {
         let place = self.queues.iter().position(|queue| *queue == entry.queue);
-        place.expect("a lane's entries are of its queues")
+        place.expect("a lane has only entries of its queues")
     }
 
     fn command(&self, operation: u32, command: UringCommand, number: usize, parts: Option<u64>) -> Entry128 {
@@ -295,8 +300,8 @@ impl Lane {
         let mut built = built.user_data(number as u64);
         if parts.is_some() {
             const LEN_AT: usize = 24;
-            // SAFETY: the struct has the layout of the kernel's 128 bytes, whose field `len` has no
-            // method: here it is the number of parts.
+            // SAFETY: `Entry128` has the layout of the kernel's 128 bytes, so `LEN_AT` is inside
+            // it. The crate has no method for the field `len`, which is the number of parts here.
             unsafe {
                 (&raw mut built).cast::<u8>().add(LEN_AT).cast::<u32>().write_unaligned(2);
             }
@@ -304,12 +309,13 @@ impl Lane {
         built
     }
 
-    /// Puts a submission into the ring; the caller holds the state's lock.
+    /// Adds a submission to the ring. The caller must hold the lock on the state.
     fn push(&self, entry: &Entry128) -> io::Result<()> {
-        // The first call may submit what fills the ring; a kernel without memory may refuse that.
+        // If the ring is full, it is submitted first, which a kernel without memory may refuse.
         for _ in 0..PUSHES_MAX {
-            // SAFETY: the state is locked by the caller. The memory that the entry names belongs to
-            // this lane, which outlives the ring's commands.
+            // SAFETY: the caller holds the lock on the state, so no other thread uses the
+            // submission queue. The memory that the entry refers to belongs to this lane, which
+            // outlives the ring's commands.
             if unsafe { self.ring.submission_shared().push(entry) }.is_ok() {
                 return Ok(());
             }
@@ -318,30 +324,32 @@ impl Lane {
         Err(io::Error::other("the kernel takes no submissions"))
     }
 
-    /// Submits what is in the ring, without waiting.
+    /// Submits the submissions in the ring without waiting. The caller must hold the lock on the
+    /// state.
     fn submit(&self) -> io::Result<()> {
-        // SAFETY: the state is locked by the caller.
+        // SAFETY: the caller holds the lock on the state, so no other thread uses the submission
+        // queue.
         let len = unsafe { self.ring.submission_shared() }.len();
         if len > 0 { self.enter(len, false) } else { Ok(()) }
     }
 
     fn enter(&self, submissions: usize, waits: bool) -> io::Result<()> {
         let flags = if waits { EnterFlags::GETEVENTS.bits() } else { 0 };
-        // SAFETY: no argument points anywhere.
+        // SAFETY: the call passes no pointer: the signal mask is absent.
         let entered = unsafe {
             self.ring.submitter().enter::<libc::sigset_t>(submissions as u32, u32::from(waits), flags, None)
         };
         match entered {
             Ok(_) => Ok(()),
             Err(e) => match e.raw_os_error() {
-                // EBUSY and EAGAIN: the caller reaps completions and comes back.
+                // With EBUSY and EAGAIN the caller reaps completions and calls again.
                 Some(libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
                 _ => Err(e),
             },
         }
     }
 
-    /// Commits what is ready, and waits until there is a completion.
+    /// Submits everything in the ring, and waits for a completion.
     pub(super) fn wait(&self) -> io::Result<()> {
         {
             let mut started = self.started.lock();
@@ -360,7 +368,8 @@ impl Lane {
             }
             outbox.asleep = true;
         }
-        // SAFETY: the state is locked.
+        // SAFETY: this thread holds the lock on `state`, so no other thread uses the submission
+        // queue.
         let submissions = unsafe { self.ring.submission_shared() }.len();
         drop(state);
         let waited = self.enter(submissions, true);
@@ -368,7 +377,8 @@ impl Lane {
         waited
     }
 
-    /// Sends the replies that wait in the ring for the calling worker's next call.
+    /// Submits the replies in the ring that wait for the worker's next call. With `is_done` also
+    /// releases the request that the worker has read in place.
     pub(super) fn flush(&self, worker: usize, is_done: bool) -> io::Result<()> {
         let mut state = self.state.lock();
         if is_done {

@@ -1,17 +1,17 @@
 //! The transport over io_uring: the kernel has a queue for each processor, and puts a request into
 //! the queue of the processor on which its caller runs.
 //!
-//! For each processor that this process may use there is a *lane*: a ring, and
-//! workers that run on that processor. So a caller and the worker that serves it take turns on one
-//! processor, and callers on different processors share no queue and no lock. A lane also serves
-//! the queues of processors that this process may not use.
+//! For each processor that this process may use there is a *lane*: a ring with workers that run on
+//! that processor. So a caller and the worker that serves it run alternately on one processor, and
+//! callers on different processors share no queue and no lock. A lane also serves the queues of
+//! processors that this process may not use.
 //!
-//! The kernel still sends FORGET and INTERRUPT through `/dev/fuse`, and takes notifications there.
-//! INIT comes that way, too: the rings are used from its reply on.
+//! The kernel still sends FORGET and INTERRUPT through `/dev/fuse`, and accepts notifications
+//! there. INIT arrives there, too; the rings are used from its reply on.
 //!
-//! # Death
-//! When this process ends, the kernel cancels its commands and closes its rings and the connection.
-//! It then fails all requests with ECONNABORTED or ENOTCONN, those that a ring had included.
+//! # If the process dies
+//! The kernel cancels the process's commands and closes its rings and the connection. Then all
+//! requests fail with ECONNABORTED or ENOTCONN, including those that a ring had received.
 
 mod entry;
 mod lane;
@@ -23,7 +23,7 @@ use lane::Lane;
 use std::io;
 use std::sync::Arc;
 
-/// Whether the kernel's module accepts rings.
+/// Contains `Y` if the kernel's module accepts rings.
 const ENABLED: &str = "/sys/module/fuse/parameters/enable_uring";
 const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
 
@@ -33,7 +33,7 @@ const RING: u32 = 1 << 31;
 const LANE_AT: u32 = 16;
 const ENTRY_MASK: u32 = (1 << LANE_AT) - 1;
 
-/// Why FUSE over io_uring cannot be used here. `None`: it can.
+/// The reason for which FUSE over io_uring cannot be used here; `None` if it can.
 pub fn why_not() -> Option<String> {
     why_not_by(ENABLED)
 }
@@ -46,9 +46,9 @@ fn why_not_by(path: &str) -> Option<String> {
     }
 }
 
-/// The rings of a connection, beside its `/dev/fuse`.
+/// The rings of a connection, together with its `/dev/fuse`.
 pub struct OverUring {
-    // Dropped before the connection whose descriptor the lanes use.
+    // Dropped before `device`, because the lanes use its descriptor.
     lanes: Vec<Arc<Lane>>,
     device: DevFuse,
 }
@@ -69,7 +69,7 @@ impl OverUring {
     }
 }
 
-/// The number of processors in a list of the kernel: `0-3,6`.
+/// The number of processors in a list of the kernel: `0-3,6` has five.
 fn processors(list: &str) -> Option<u16> {
     list.trim().split(',').try_fold(0u16, |sum, part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -135,7 +135,7 @@ impl Transport for OverUring {
     }
 }
 
-/// What the workers of one lane see.
+/// The transport of one lane's workers.
 struct OneLane {
     whole: Arc<OverUring>,
     lane: usize,
@@ -174,7 +174,7 @@ impl Transport for OneLane {
     }
 
     fn polls(&self) -> bool {
-        // A worker that polls keeps its callers from their common processor.
+        // Polling would keep the callers on the same processor from running.
         false
     }
 

@@ -2,15 +2,16 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The largest header of an operation.
+/// Limit for the bytes of an operation's header.
 pub(super) const OP_MAX: usize = 128;
 pub(super) const HEADERS: usize = size_of::<UringHeaders>();
 pub(super) const PAYLOAD_SIZE_AT: usize =
     std::mem::offset_of!(UringHeaders, entry) + std::mem::offset_of!(UringEntry, payload_sz);
 
-/// Gives an entry to the kernel, with its memory, to bring a request.
+/// Passes an entry with its memory to the kernel, which completes the command when it has a
+/// request.
 pub(super) const REGISTER: u32 = 1;
-/// Commits a reply, and has the entry bring another request.
+/// Commits a reply, and passes the entry to the kernel again for another request.
 pub(super) const COMMIT_AND_FETCH: u32 = 2;
 
 /// `struct fuse_uring_ent_in_out`.
@@ -28,7 +29,7 @@ pub(super) struct UringEntry {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct UringHeaders {
-    /// An `InHeader`, then an `OutHeader`.
+    /// An `InHeader` in a request, an `OutHeader` in a reply.
     pub in_out: [u8; 128],
     pub op_in: [u8; OP_MAX],
     pub entry: UringEntry,

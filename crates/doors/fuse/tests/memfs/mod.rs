@@ -95,9 +95,9 @@ pub struct MemFs {
     clock: Arc<SystemClock>,
     /// Completes each fsync, immediately or later.
     pub on_fsync: Option<OnFsync>,
-    /// Called with the name of each lookup, before it is done.
+    /// Called with the name of each lookup, before the lookup is done.
     pub on_lookup: Option<OnLookup>,
-    /// The result of `has_acls`, for INIT. The file system supports no lists.
+    /// The value that `has_acls` returns, for INIT. The file system itself supports no lists.
     pub acls: bool,
 }
 
@@ -249,7 +249,7 @@ impl MemFs {
         f(self.state.lock().nodes.get_mut(&ino.0).ok_or(Error::NotFound)?)
     }
 
-    /// As [`MemFs::with`], for changes.
+    /// Like [`MemFs::with`], for changes.
     fn change<T>(&self, ino: Ino, f: impl FnOnce(&mut Node) -> Result<T>) -> Result<T> {
         let mut state = self.state.lock();
         up(&state)?;

@@ -1,7 +1,6 @@
-//! A mount of the file system in memory that is cleaned up even if a test fails, but not if the
-//! test is killed: this process is server and client, and the kernel closes its files on the mount
-//! only after the server's threads have ended. In that case use
-//! `/sys/fs/fuse/connections/<number>/abort`.
+//! A mount of the file system in memory. It is cleaned up even if a test fails, but not if the test
+//! is killed: this process is server and client, and the kernel closes its files on the mount only
+//! after the server's threads have ended. Then use `/sys/fs/fuse/connections/<number>/abort`.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use crate::memfs::MemFs;
@@ -11,8 +10,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
-/// Whether tests with FUSE are switched off. Otherwise they fail without FUSE, so that a missing
-/// run is noticed.
+/// Whether tests with FUSE are switched off. If they are not, they fail without FUSE, so that they
+/// are never skipped silently.
 #[track_caller]
 pub fn no_fuse() -> bool {
     let no = std::env::var_os("KEDGE_NO_FUSE").is_some_and(|v| v == "1");
