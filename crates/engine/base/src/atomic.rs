@@ -1,8 +1,9 @@
-//! The atomic types of the standard library. With the feature `simulated` a thread of a
-//! [`crate::machine`] may lose its turn before each operation, but for those with
-//! [`Ordering::Relaxed`]: relaxed operations count and measure, or stand beside a fence or a lock.
-//! The machine runs one thread at a time, so it shows orders of operations and no stale values; the
-//! model checker of the latches shows those.
+//! Atomic types with the interface of `std::sync::atomic`. With the feature `simulated`, the
+//! scheduler of a [`crate::machine`] may switch to another thread before each atomic operation,
+//! except before [`Ordering::Relaxed`] operations: those only count and measure, or a fence or a
+//! lock orders them. The machine runs one thread at a time. So it explores interleavings but never
+//! returns stale values; stale values are covered by the model checker of the tree's latches
+//! (loom).
 
 pub use std::sync::atomic::{Ordering, fence};
 
@@ -26,7 +27,7 @@ mod on {
 
     macro_rules! common {
         ($name:ident, $value:ty) => {
-            /// The type of the standard library with the same name.
+            /// Stands in for the type of the same name in `std::sync::atomic`.
             #[derive(Debug, Default)]
             pub struct $name(std::sync::atomic::$name);
 

@@ -1,106 +1,111 @@
 //! Deliberately broken engines: the proof that the crash suite can fail.
 //!
-//! With the feature `broken` one [`Variant`] can be switched on for the whole process; the engine
-//! checks [`is`] at each place that enforces the variant's rule, and breaks the rule there.
-//! Without the feature [`is`] is `false` at compile time, so a release contains nothing of this.
+//! With the feature `broken`, a test switches on one [`Variant`] for the whole process. The engine
+//! calls [`is`] at each place that enforces the variant's rule, and breaks the rule there. Without
+//! the feature, [`is`] is `false` at compile time, so a release build contains none of this code.
 //! Never enable the feature in a program that keeps data.
 
 /// A rule that this build can make the engine break.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Variant {
-    /// A log write does not flush the data to which its records refer.
+    /// A log write does not first flush the data to which its records refer.
     SkipDataFlush = 1,
     /// fsync returns while its log write is under way.
     AckBeforeForce,
-    /// An fdatasync that has nothing to force does not flush data that was overwritten in place.
+    /// An fdatasync that needs no log force does not flush data that was overwritten in place.
     FdatasyncSkipsFlush,
     /// A data block is reused before the record that freed it is durable.
     ReuseFreedBlock,
     /// A replaced tree node is reused before the next checkpoint is durable.
     ReuseReplacedNode,
-    /// A tree frees nodes that its fork or its origin uses.
+    /// A tree frees nodes that its fork or its origin still uses.
     FreeSharedNode,
-    /// The record of written data leaves the checksums of the bytes that it replaced.
+    /// The record of an overwrite keeps the checksums of the old bytes instead of storing new ones.
     StaleChecksum,
-    /// Data that has checksums is overwritten in place.
+    /// Data that has checksums is overwritten in place instead of being written to new blocks.
     SumsInPlace,
     /// Recovery overwrites a block that has a checksum.
     SumsInReplay,
-    /// A tree frees and overwrites blocks that its fork or its origin uses.
+    /// A tree frees and overwrites blocks that its fork or its origin still uses.
     BirthIgnored,
-    /// What a deleted tree used is used again before the checkpoint that frees it is durable.
+    /// Blocks of a deleted tree are reused before the checkpoint that frees them is durable.
     ReuseFreedTree,
-    /// A cut leaves out a tree that has changed since the last one.
+    /// A cut omits a tree that has changed since the previous cut.
     ChangedTreeLeftOut,
-    /// What only a deleted tree or point had is forgotten instead of freed.
+    /// Blocks that only a deleted tree or point used leak instead of being freed.
     DeadListLost,
-    /// The first tree keeps its old marks when a fork replaces it.
+    /// A fork that replaces the first tree keeps the marks of the replaced tree, so it frees and
+    /// overwrites blocks that it shares.
     ReplacedRootUnmarked,
-    /// Names of trees follow a replacement of the first tree in a checkpoint of their own.
+    /// A replacement of the first tree and the resulting change of tree names are written by two
+    /// checkpoints instead of one.
     NamesAfterRoot,
     /// The superblock slot is written without a flush of the blocks to which it points.
     SlotBeforeNodes,
-    /// Copies of the superblock are written before its slot.
+    /// Copies of the superblock are written before the superblock slot itself.
     CopyBeforeSlot,
     /// The tail passes data whose only durable copy is in the log.
     TailPastResidents,
-    /// A change of size does not count for fdatasync.
+    /// fdatasync ignores a change of the file size.
     ForgetDatasyncOnSize,
     /// Data that was log-resident and has been written in place since is not dropped from the log,
     /// so replay restores old bytes.
     ReplayOldData,
-    /// Rename forgets the file that it displaces: link count and orphan.
+    /// Rename neither lowers the link count of the file that it replaces nor makes it an orphan.
     ForgetRenameVictim,
     /// Extents and sizes are recorded before their data is written.
     ExtentBeforeData,
-    /// Any record of an inode names its live size, written or not.
+    /// Any record of an inode contains its live size, even if the bytes up to it are not written.
     SizeBeyondWritten,
-    /// Replay leaves out a record's last edit.
+    /// Replay omits the last edit of each record.
     PartialRecord,
-    /// A mount continues in the epoch of the previous one.
+    /// A mount continues in the log epoch of the previous mount.
     KeepEpoch,
-    /// An evicted inode counts as durable.
+    /// fsync treats an evicted inode as durable.
     ForgetEvicted,
-    /// Operations run between a checkpoint's cut LSN and its view of the tree.
+    /// Operations run between the choice of a checkpoint's cut LSN and its snapshot of the tree.
     CutNotExact,
-    /// A force returns when its own log write is durable, although an earlier log write is not.
+    /// A force returns when its own log write is durable, although an earlier log write is not yet.
     AckOutOfOrder,
-    /// Pages whose record failed count as written.
+    /// Pages count as written although the commit of their record failed.
     ErrorNotPropagated,
     /// An fsync that waits for another thread's writeback ignores its result.
     WaitWithoutLook,
-    /// An inode read from the tree enters the cache though it has changed in the tree meanwhile.
+    /// An inode read from the tree enters the cache although the tree has changed it since the
+    /// read.
     StaleInode,
-    /// A write that must succeed as a whole or fail returns a short count.
+    /// A write that must be complete or fail returns a short count.
     ShortWhole,
-    /// An unmount does not record that it gave up data of files.
+    /// An unmount that gives up dirty data of files does not record the loss.
     ForgetLosses,
-    /// Data that the kernel writes back from its cache sets the time stamps.
+    /// Writeback from the kernel's page cache sets the inode's time stamps.
     TouchInWriteback,
     /// Blocks are discarded before the record that freed them is durable.
     DiscardEarly,
-    /// No flush comes between a discard and the record that names its blocks for new data.
+    /// No flush separates a discard from the record that maps new data to the discarded blocks.
     DiscardWithoutFlush,
-    /// Bytes with the right magic, uuid and checksum pass for a log write.
+    /// Recovery accepts bytes as a log write if magic, uuid and checksum match, without the secret
+    /// key.
     UnkeyedLog,
-    /// The tail moves to a checkpoint's cut before the slot that names it is durable.
+    /// The tail moves to a checkpoint's cut before the superblock slot of that checkpoint is
+    /// durable.
     TailBeforeSlot,
-    /// A thaw leaves the clean mark that the freeze has set.
+    /// A thaw does not clear the clean mark that the freeze has set.
     ThawKeepsClean,
     /// Writes do not wait for the end of a freeze.
     UngatedWriter,
-    /// A server that goes on with a freeze writes a checkpoint when it opens the image.
+    /// A server that takes over a frozen image writes a checkpoint when it opens the image.
     FrozenOpenWrites,
-    /// A shorter value of an attribute leaves parts of the one that it replaces.
+    /// Setting an attribute to a shorter value leaves parts of the old value in the tree.
     KeepOldParts,
-    /// An fsync that shares a pass with others returns before that pass.
+    /// An fsync that shares a writeback pass with others returns before that pass.
     GroupedAckEarly,
-    /// Replay counts what a record uses of a limit twice.
+    /// Replay adds what a record uses of a limit twice.
     LimitCountedTwice,
-    /// What is promised to writes and not used yet does not count for a limit.
+    /// Space that is promised to writes but not yet used does not count against a limit.
     LimitUnpromised,
-    /// An atomic write takes two records, with a force between them.
+    /// An atomic write is split into two records, with a force between them.
     AtomicInParts,
     /// Pages of an atomic write are written in place before their record is durable.
     AtomicWrittenEarly,
@@ -108,46 +113,51 @@ pub enum Variant {
     SharedBlockFreed,
     /// A clone does not mark the extents of its source as shared.
     CloneWithoutFlag,
-    /// A clone of a whole file is a truncate of the target and then a clone.
+    /// A clone of a whole file truncates the target in a record before the record of the clone.
     CloneAfterTruncate,
-    /// Recovery writes into a block that files share.
+    /// Recovery overwrites a block that several files share.
     CountsInReplay,
-    /// Recovery completes a block from the log without its bytes in the tree.
+    /// Recovery completes a partly logged block without the inline bytes in the tree.
     InlineInReplay,
-    /// The record that takes a small file out of the tree does not flush the block that it gets.
+    /// The record that moves a small file's bytes from the tree to a block does not flush that
+    /// block.
     InlineOutUnflushed,
-    /// An fallocate or a clone deletes the bytes of a small file in the tree without logging them.
+    /// An fallocate or a clone deletes a small file's bytes from the tree without logging them.
     InlineOutUnlogged,
-    /// A shrink gives up what lies beyond the new end before the slot that names it is durable.
+    /// A shrink gives up the device beyond the new end before the slot with the new size is
+    /// durable.
     CutBeforeSlot,
-    /// A file that is moved to the copy of blocks that it shared does not count there.
+    /// When a file is remapped to the new copy of a shared block, the copy's reference count does
+    /// not include the file.
     MoveUncounted,
-    /// A tree that is opened keeps the marks that it had before it was read.
+    /// A tree that is being opened keeps marks that have changed since they were read.
     StaleMarks,
-    /// A removal of extents decides by the inode's names and death as they were before its lock.
+    /// A removal of extents uses the inode's link count and deletion state from before it took the
+    /// inode's lock.
     EarlyRemoval,
-    /// A change that leaves the gate wakes no freeze that waits for it.
+    /// The last change in progress leaves the gate without waking the freeze that waits for it.
     UnwokenFreeze,
-    /// A close lets changes continue beside its last sync.
+    /// A close lets changes run concurrently with its final sync.
     CloseBesideChanges,
-    /// A reader of extents looks between two edits of a record.
+    /// A reader of extents sees the tree between two edits of one record.
     LookBetweenEdits,
-    /// A reservation that waits for log space does not look at the space again once other threads
-    /// can see that it waits.
+    /// A reservation that waits for log space does not check the free space again after it has
+    /// become visible to other threads as a waiter.
     UngrantedReturn,
-    /// A log write takes a batch in which a record has its place and not yet its bytes.
+    /// A log write takes a batch in which a record has an offset but not yet its bytes.
     UnfilledBatch,
-    /// A call that changes something computes the inode number that it returns after it has left
-    /// the gate.
+    /// A change converts the inode number that it returns after it has left the gate, when the
+    /// first tree may have been replaced.
     LateNumber,
-    /// A punch decides by the size that the file had before its lock where the file ends.
+    /// A punch takes the end of the file from the size that the file had before the punch locked
+    /// it.
     StaleEnd,
-    /// A sync shares the writing of another one that began before it was called.
+    /// A sync joins a round of writeback that began before the sync was called.
     SyncJoinsRunning,
 }
 
 impl Variant {
-    /// Variants that only the search of schedules catches (`kedge-sched`).
+    /// Variants that only the exploration of thread schedules (`kedge-sched`) detects.
     pub const IN_SCHEDULES: &'static [Variant] = &[
         Variant::StaleMarks,
         Variant::EarlyRemoval,
@@ -160,7 +170,7 @@ impl Variant {
         Variant::SyncJoinsRunning,
     ];
 
-    /// Variants that a check of `kedge-sim` catches.
+    /// Variants that a check of `kedge-sim` detects.
     pub const ALL: &'static [Variant] = &[
         Variant::SkipDataFlush,
         Variant::AckBeforeForce,
@@ -224,27 +234,27 @@ impl Variant {
 #[cfg(feature = "broken")]
 static SET: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
 
-/// Breaks one rule in the whole process, or none.
+/// Switches on one variant for the whole process; `None` switches the current one off.
 #[cfg(feature = "broken")]
 pub fn set(variant: Option<Variant>) {
     SET.store(variant.map_or(0, |v| v as u8), std::sync::atomic::Ordering::SeqCst);
 }
 
-/// Whether the engine is to break this rule.
+/// Returns whether this variant is switched on.
 #[cfg(feature = "broken")]
 pub fn is(variant: Variant) -> bool {
     SET.load(std::sync::atomic::Ordering::Relaxed) == variant as u8
 }
 
-/// Never: the feature is off.
+/// Returns `false`: the feature `broken` is off.
 #[cfg(not(feature = "broken"))]
 #[inline(always)]
 pub const fn is(_: Variant) -> bool {
     false
 }
 
-/// Refused reservations: the engine checks [`refusal::should_fail`] wherever an operation reserves
-/// space. A test can make one of these reservations fail as on a full image.
+/// Refused reservations: the engine calls [`refusal::should_fail`] wherever an operation reserves
+/// space. A test can make one of these reservations fail as it would on a full image.
 pub mod refusal {
     #[cfg(feature = "broken")]
     use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -254,27 +264,27 @@ pub mod refusal {
     #[cfg(feature = "broken")]
     static AT: AtomicU64 = AtomicU64::new(u64::MAX);
 
-    /// Restarts the count and refuses the reservation with number `at`, counted from 0; `None`
-    /// refuses none.
+    /// Restarts the count of reservations and makes reservation number `at` fail, counted from 0;
+    /// with `None` none fails.
     #[cfg(feature = "broken")]
     pub fn start(at: Option<u64>) {
         AT.store(at.unwrap_or(u64::MAX), SeqCst);
         ASKED.store(0, SeqCst);
     }
 
-    /// Reservations since [`start`].
+    /// Number of reservations since [`start`].
     #[cfg(feature = "broken")]
     pub fn asked() -> u64 {
         ASKED.load(SeqCst)
     }
 
-    /// Whether this reservation is to be refused.
+    /// Counts this reservation and returns whether it must fail.
     #[cfg(feature = "broken")]
     pub fn should_fail() -> bool {
         ASKED.fetch_add(1, SeqCst) == AT.load(SeqCst)
     }
 
-    /// Never: the feature is off.
+    /// Returns `false`: the feature `broken` is off.
     #[cfg(not(feature = "broken"))]
     #[inline(always)]
     pub const fn should_fail() -> bool {
@@ -282,9 +292,9 @@ pub mod refusal {
     }
 }
 
-/// Race windows: the engine calls [`pause::at`] where one thread must not see the incomplete work
-/// of another. A test holds a thread there, or delays all threads that pass, so that a rare race
-/// becomes certain.
+/// Race windows: the engine calls [`pause::at`] where its work is incomplete and another thread
+/// must not see it. A test holds a thread there, or delays all threads that pass, so that a rare
+/// race becomes certain.
 pub mod pause {
     #[cfg(feature = "broken")]
     use parking_lot::{Condvar, Mutex};
@@ -293,30 +303,31 @@ pub mod pause {
     #[cfg(feature = "broken")]
     use std::time::Duration;
 
-    /// A place in the engine.
+    /// A point in the engine at which a test can hold threads.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     #[repr(u8)]
     pub enum Point {
         /// An inode was read from the tree and is not in the cache yet.
         InodeRead,
-        /// About to wait for another thread that reads the same inode.
+        /// The thread is about to wait for another thread that reads the same inode.
         InodeAwaited,
-        /// A truncate has removed a part of the extents, and holds no lock.
+        /// A truncate has removed some of the extents and holds no lock.
         TruncateStep,
-        /// The record of a removal of extents is complete except for what the inode's meta lock
-        /// decides.
+        /// The record of a removal of extents is complete except for the edits that depend on state
+        /// under the inode's meta lock.
         Removal,
-        /// Extents were taken for a file, and no record names them.
+        /// Blocks have been allocated for a file, and no record maps them yet.
         ExtentsTaken,
     }
 
     #[cfg(feature = "broken")]
     const POINTS: usize = 5;
-    /// Longest time that a thread is held. A test that forgets to release fails instead of hanging.
+    /// Longest time that a thread is held. A test that never calls [`release`] fails instead of
+    /// hanging.
     #[cfg(feature = "broken")]
     const HOLD_MAX: Duration = Duration::from_secs(60);
 
-    /// What happens to threads that reach a point.
+    /// The effect of a point on the threads that reach it.
     #[cfg(feature = "broken")]
     #[derive(Clone, Copy, PartialEq)]
     enum Rule {
@@ -357,8 +368,8 @@ pub mod pause {
         set(point, Rule::Pass);
     }
 
-    /// Makes one in `one_in` threads that reach the point sleep for `nap`, so that others overtake
-    /// it.
+    /// Makes one in `one_in` threads that reach the point sleep for `nap`, so that other threads
+    /// overtake it.
     #[cfg(feature = "broken")]
     pub fn stall(point: Point, nap: Duration, one_in: u64) {
         set(point, Rule::Stall { nap, one_in });
@@ -392,7 +403,7 @@ pub mod pause {
         }
     }
 
-    /// Nothing: the feature is off.
+    /// Does nothing: the feature `broken` is off.
     #[cfg(not(feature = "broken"))]
     #[inline(always)]
     pub const fn at(_: Point) {}

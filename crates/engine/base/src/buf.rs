@@ -1,4 +1,4 @@
-//! Buffers aligned for direct IO, without `unsafe`: the alignment is that of the element type.
+//! Buffers aligned for direct IO, without `unsafe`: the element type provides the alignment.
 
 use std::fmt;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 /// Size in bytes of a block, the unit of device IO.
 pub const BLOCK_SIZE: usize = 4096;
 
-/// One block, aligned to its size, as O_DIRECT requires.
+/// One block, aligned to [`BLOCK_SIZE`] as O_DIRECT requires.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(4096))]
 pub struct Block(pub [u8; BLOCK_SIZE]);
@@ -18,12 +18,12 @@ const _: () = assert!(size_of::<Block>() == BLOCK_SIZE && align_of::<Block>() ==
 pub struct IoBuf(Vec<Block>);
 
 impl IoBuf {
-    /// A zeroed buffer of `blocks` blocks.
+    /// Returns a zeroed buffer of `blocks` blocks.
     pub fn zeroed(blocks: usize) -> IoBuf {
         IoBuf(Block::new_vec_zeroed(blocks).expect("the allocator serves block buffers"))
     }
 
-    /// A buffer that holds `bytes`, padded with zeros to whole blocks.
+    /// Returns a buffer with a copy of `bytes`, padded with zeros to whole blocks.
     pub fn from_bytes(bytes: &[u8]) -> IoBuf {
         let mut buf = IoBuf::zeroed(bytes.len().div_ceil(BLOCK_SIZE));
         buf.as_mut_bytes()[..bytes.len()].copy_from_slice(bytes);
@@ -51,7 +51,7 @@ impl IoBuf {
         self.0.as_mut_slice().as_mut_bytes()
     }
 
-    /// Shortens or zero-extends to `blocks` blocks.
+    /// Truncates the buffer, or extends it with zeros, to `blocks` blocks.
     pub fn resize(&mut self, blocks: usize) {
         self.0.resize(blocks, Block([0; BLOCK_SIZE]));
     }

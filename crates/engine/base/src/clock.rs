@@ -1,4 +1,4 @@
-//! Time as a dependency: core crates take a [`Clock`], tests drive a [`ManualClock`].
+//! Clocks as a dependency: core crates take a [`Clock`], and tests advance a [`ManualClock`].
 
 use crate::machine;
 use rustix::time::{ClockId, clock_getres, clock_gettime};
@@ -21,9 +21,9 @@ pub struct Timespec {
 }
 
 pub trait Clock: Send + Sync + 'static {
-    /// Wall-clock time, for inode timestamps.
+    /// Returns the wall-clock time, for inode time stamps.
     fn now(&self) -> Timespec;
-    /// Monotonic time since an arbitrary start, for intervals and latencies.
+    /// Returns the monotonic time since an arbitrary start, for intervals and latencies.
     fn monotonic(&self) -> Duration;
 
     /// Time since `moment`, an earlier result of [`Clock::monotonic`]; zero if `moment` is in the
@@ -32,13 +32,14 @@ pub trait Clock: Send + Sync + 'static {
         self.monotonic().saturating_sub(moment)
     }
 
-    /// Lets the calling thread rest. A test's clock may pass the time without resting.
+    /// Makes the calling thread sleep. A test's clock may advance its time without sleeping.
     fn sleep(&self, time: Duration) {
         pause(time);
     }
 }
 
-/// [`Clock::sleep`] where nothing has a clock yet: before an image is open, and in tests.
+/// Does what [`Clock::sleep`] does, for callers without a clock: before an image is open, and in
+/// tests.
 #[allow(clippy::disallowed_methods)]
 #[cfg_attr(feature = "simulated", track_caller)]
 pub fn pause(time: Duration) {
@@ -48,8 +49,8 @@ pub fn pause(time: Duration) {
     }
 }
 
-/// A test gives up after this time, because it takes a wait this long for a hang. No test judges by
-/// time: on a busy machine a wait for another thread may take minutes.
+/// Time after which a test reports a wait as a hang. It is this long because a test must not fail
+/// only because the machine is slow: on a busy machine a wait for another thread may take minutes.
 pub const HANG: Duration = Duration::from_secs(1800);
 
 /// The clocks of the operating system; for a thread of a [`machine`], virtual time.
@@ -64,7 +65,7 @@ pub struct SystemClock {
 }
 
 impl SystemClock {
-    /// How often the operating system's wall clock advances.
+    /// Returns the interval at which the operating system's coarse wall clock advances.
     pub fn tick() -> Duration {
         let tick = clock_getres(WALL);
         Duration::new(tick.tv_sec as u64, tick.tv_nsec as u32)

@@ -33,7 +33,7 @@ impl Counter {
 }
 
 /// Power-of-two histogram: bucket 0 counts the value 0, bucket `i` the values in `[2^(i-1), 2^i)`.
-/// The unit is the caller's (nanoseconds for latencies).
+/// The caller chooses the unit of the values (nanoseconds for latencies).
 ///
 /// Threads record in *stripes*, which are summed when the histogram is read. With a single counter
 /// each operation would move its cache line from processor to processor. A stripe is allocated at
@@ -52,10 +52,11 @@ struct Stripe {
     max: AtomicU64,
 }
 
-/// The number of stripes into which structures are divided among threads.
+/// Number of stripes among which counters, locks and queues distribute threads.
 pub const STRIPES: usize = 8;
 
-/// The stripe of the calling thread, the same in each call.
+/// Returns the stripe of the calling thread, a number below [`STRIPES`]. It never changes for a
+/// thread.
 pub fn stripe() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
@@ -93,7 +94,7 @@ impl Histogram {
     }
 }
 
-/// The contents of a [`Histogram`] at one moment.
+/// The counts of a [`Histogram`] at one point in time.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct HistogramSnapshot {
     pub count: u64,
@@ -108,7 +109,7 @@ impl HistogramSnapshot {
         if self.count == 0 { 0.0 } else { self.sum as f64 / self.count as f64 }
     }
 
-    /// Upper bound of the bucket in which the `q` quantile (0..=1) lies.
+    /// Returns the upper bound of the bucket that contains the `q` quantile (`q` from 0 to 1).
     pub fn quantile(&self, q: f64) -> u64 {
         let want = (self.count as f64 * q).ceil().max(1.0) as u64;
         let mut seen = 0;

@@ -1,4 +1,4 @@
-//! The numbers of the system's errors by name, as this platform has them.
+//! Error numbers of the system by name, with this platform's values.
 
 use rustix::io::Errno;
 
@@ -34,7 +34,8 @@ numbers! {
     EROFS = ROFS,
 }
 
-/// "Structure needs cleaning", Linux's own; other systems report damage as EIO.
+/// "Structure needs cleaning", returned for a corrupt image. Only Linux has the number; elsewhere
+/// the constant is EIO.
 #[cfg(target_os = "linux")]
 pub const EUCLEAN: i32 = Errno::UCLEAN.raw_os_error();
 #[cfg(not(target_os = "linux"))]

@@ -1,4 +1,4 @@
-//! The error type of the engine. File system level errors (ENOENT and friends) live in the
+//! The error type of the engine. Errors of file operations (such as ENOENT) are defined in the
 //! `kedgefs` crate.
 
 use crate::{BlockNo, Ino, Lsn, errno};
@@ -39,9 +39,9 @@ impl CorruptKind {
     }
 }
 
-/// Every failure below the file system's own rules.
+/// An error of any layer below the rules of a file system.
 ///
-/// `Clone`, because the error of one failed log force is returned to many waiters.
+/// The type is `Clone` because all waiters of a failed log force receive the same error.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// A structure of the image is corrupt: `kind` and `block` say where, `what` says how.
@@ -50,47 +50,47 @@ pub enum Error {
     /// The device failed a request.
     #[error("device {op} of {len} bytes at offset {offset} failed: {}", std::io::Error::from_raw_os_error(*errno))]
     Io { op: &'static str, offset: u64, len: u64, errno: i32 },
-    /// Another host or process has taken over the device: the mount shuts down, and nothing is
-    /// retried.
+    /// Another host or process has taken over the device: the mount shuts down and retries nothing.
     #[error("device was taken over by another owner")]
     Fenced,
-    /// A write ended without a completion. Its data may or may not be on the device.
+    /// No completion arrived for a write, so its data may or may not be on the device.
     #[error("outcome of a device write is unknown")]
     OutcomeUnknown,
-    /// An earlier failure, usually of a log write or a flush, has shut the mount down: it accepts
-    /// nothing until the image is mounted again.
+    /// An earlier failure, usually of a log write or a flush, has shut the mount down: every
+    /// operation fails until the image is mounted again.
     #[error("file system is shut down after: {0}")]
     Shutdown(Arc<str>),
     #[error("no space left on the image")]
     NoSpace,
     #[error("image is mounted read-only")]
     ReadOnly,
-    /// The image is in use.
+    /// Another process or host uses the image.
     #[error("{0} is in use by another process")]
     Busy(Arc<str>),
     /// The image needs something that this version does not support.
     #[error("unsupported image: {0}")]
     Unsupported(Arc<str>),
-    /// A request or option that cannot be met, with the reason.
+    /// A request or an option is invalid; the text has the reason.
     #[error("{0}")]
     Invalid(Arc<str>),
     /// Recovery can write log-resident data neither to its own block nor to another. The data stays
     /// in the log.
     #[error("data of inode {ino} in the log cannot be put into its place, block {block}: {why}")]
     Unplaced { ino: Ino, block: BlockNo, why: Arc<Error> },
-    /// Records below a checkpoint that was to leave nothing of the log are still needed.
+    /// A clean checkpoint must leave the log empty, but recovery would still need some records.
     #[error("the log is still needed below the checkpoint")]
     LogInUse,
-    /// A thread that the engine cannot do without did not start.
+    /// The operating system did not start a thread that the engine needs.
     #[error("thread {name} could not be started: {}", std::io::Error::from_raw_os_error(*errno))]
     NoThread { name: &'static str, errno: i32 },
-    /// The tree of an inode was deleted.
+    /// The tree to which an inode belongs was deleted; the field is the number of the tree.
     #[error("tree {0} does not exist any more")]
     NoTree(u32),
-    /// An item does not fit into a tree node.
+    /// An item does not fit into a tree node. Both fields are in bytes.
     #[error("item of {len} bytes, {max} are the most")]
     ItemTooLarge { len: usize, max: usize },
-    /// A record or operation is larger than the log can take.
+    /// A record or an operation needs more log space than the log can provide. Both fields are in
+    /// bytes.
     #[error("operation needs {need} bytes of log, the log takes at most {max}")]
     TooLarge { need: u64, max: u64 },
 }
@@ -120,18 +120,18 @@ impl Error {
         Error::Invalid(what.into())
     }
 
-    /// Whether a write failed because the host of the image has no space: its file system is full
-    /// (ENOSPC), or a quota there is used up (EDQUOT).
+    /// Returns whether a write failed because the file system that stores the image is full
+    /// (ENOSPC) or a quota there is used up (EDQUOT).
     pub fn is_host_full(&self) -> bool {
         matches!(self, Error::Io { errno: errno::ENOSPC | errno::EDQUOT, .. })
     }
 
-    /// The errno a system call would give for it.
+    /// Returns the number that a system call would report for this error.
     pub fn errno(&self) -> i32 {
         match self {
             Error::Corrupt { kind: CorruptKind::Data, .. } => errno::EIO,
             Error::Corrupt { .. } => errno::EUCLEAN,
-            // What the device's host has not got, the image has not got.
+            // A full host leaves no space for the image either.
             e if e.is_host_full() => errno::ENOSPC,
             Error::Io { .. }
             | Error::OutcomeUnknown

@@ -1,8 +1,8 @@
 //! The basis that all KedgeFS crates share: newtypes for units, the error type, ranked locks,
 //! clocks, counters and aligned IO buffers.
 //!
-//! Nothing here knows the on-disk format or does IO, except for the notes of tests that skip
-//! something.
+//! This crate does not know the on-disk format and does no IO, except that [`skip::note`] writes a
+//! line for each test that skips something.
 #![forbid(unsafe_code)]
 
 pub mod atomic;

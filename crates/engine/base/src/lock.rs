@@ -1,13 +1,15 @@
-//! Locks with ranks: a thread takes locks in ascending rank only. Debug builds assert it. Release
-//! builds keep no list of what a thread holds; they try a lock of a rank that may wait for the
-//! device before they wait for it ([`crate::wait`]).
+//! Locks with ranks: a thread takes locks in ascending rank only. Debug builds assert this order.
+//! Release builds do not track which locks a thread holds. In both, a thread that finds a lock
+//! taken whose holder may wait for the device hands its other work over before it waits
+//! ([`crate::wait`]).
 //!
 //! [`Rank::ALL`] defines the lock order. The table in `docs/ARCHITECTURE.md`, "Lock order", is
 //! generated from it (`cargo xtask docs`).
 //!
-//! Two locks of one rank may be held together only when their `order` keys ascend: for the locks of
-//! an inode that key is the inode number. The latches of the tree have no rank: the tree takes a
-//! parent before its children, and two children of a parent only under the parent's latch.
+//! A thread may hold two locks of one rank only if it took them in ascending order of their `order`
+//! keys; for the locks of an inode the key is the inode number. The latches of the tree have no
+//! rank: a thread latches a parent before its children, and two children of a parent only under the
+//! parent's latch.
 
 use crate::machine::{self, Place, Step};
 use crate::wait::about_to_wait;
@@ -15,7 +17,7 @@ use std::ops::{Deref, DerefMut};
 
 macro_rules! ranks {
     ($($(#[doc = $guards:literal])+ $name:ident = $rank:literal $io:ident,)+) => {
-        /// A place in the lock order; the lower rank is taken first.
+        /// A position in the lock order; a thread takes the lower rank first.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
         #[repr(u8)]
         pub enum Rank {
@@ -26,14 +28,14 @@ macro_rules! ranks {
             /// All ranks, in the order in which a thread takes them.
             pub const ALL: &'static [Rank] = &[$(Rank::$name),+];
 
-            /// What the locks of this rank guard.
+            /// Describes what the locks of this rank guard, for [`order_table`].
             pub const fn guards(self) -> &'static str {
                 match self {
                     $(Rank::$name => concat!($($guards),+),)+
                 }
             }
 
-            /// Whether a thread may wait for the device while it holds a lock of this rank.
+            /// Returns whether a thread may wait for the device while it holds a lock of this rank.
             pub const fn may_wait_for_io(self) -> bool {
                 match self {
                     $(Rank::$name => ranks!(@$io),)+
@@ -92,7 +94,7 @@ ranks! {
     Leaf = 120 no_io,
 }
 
-/// The lock order as the rows of a Markdown table.
+/// Returns the lock order as the rows of a Markdown table.
 pub fn order_table() -> String {
     let mut out = String::from("| rank | guards | may wait for the device |\n|---|---|---|\n");
     for rank in Rank::ALL {
@@ -149,8 +151,9 @@ mod held {
     }
 }
 
-/// Ends a simulated run, in debug builds, if the calling thread is about to wait for `what` with a
-/// lock under which no thread may wait. `own`: the rank of a lock that it may hold.
+/// In debug builds, ends a simulated run if the calling thread is about to wait for `what` while it
+/// holds a lock whose rank forbids waiting. `own` is the rank of the one such lock that it may
+/// hold.
 fn accuse_of_waiting(what: &str, own: Option<Rank>) {
     machine::accuse(|| {
         let rank = held::against_waiting(own)?;
@@ -158,31 +161,31 @@ fn accuse_of_waiting(what: &str, own: Option<Rank>) {
     });
 }
 
-/// A simulated device is about to serve a request of the calling thread, which may lose its turn.
+/// Called by a simulated device before it serves a request: the scheduler may switch threads here.
 pub fn device_point(reads: bool) {
-    // A commit that races with the first eviction from a tree that was in memory as a whole reads a
-    // node under the guard ("Lock order" in docs/ARCHITECTURE.md).
+    // One thread may read while it holds the epoch guard: a commit that races with the first
+    // eviction from a tree that was in memory as a whole ("Lock order" in docs/ARCHITECTURE.md).
     accuse_of_waiting("the device", reads.then_some(Rank::EpochGuard));
     machine::point(Step::Device);
 }
 
-/// A place in the lock order that a thread holds without a lock, until dropped. Not sent between
-/// threads.
+/// A position in the lock order that a thread occupies without holding a lock, until the value is
+/// dropped. The value stays on its thread.
 #[derive(Debug)]
 pub struct Entered {
     rank: Rank,
     not_send: std::marker::PhantomData<*const ()>,
 }
 
-/// Takes a place in the lock order: from now on the thread takes locks of later ranks only, and
-/// does not take this place a second time.
+/// Occupies the position of `rank` in the lock order: until the result is dropped, the thread may
+/// take only locks of later ranks, and must not enter `rank` again.
 pub fn enter(rank: Rank) -> Entered {
     held::acquire(rank, 0);
     Entered { rank, not_send: std::marker::PhantomData }
 }
 
-/// Panics in debug builds if the calling thread, which is about to wait, holds a lock of `rank` or
-/// of a later rank: threads that need such a lock would wait with it.
+/// In debug builds, panics if the calling thread holds a lock of `rank` or of a later rank. Called
+/// before a wait: threads that need such a lock would have to wait as well.
 pub fn assert_may_wait(rank: Rank) {
     drop(enter(rank));
 }
@@ -193,7 +196,8 @@ impl Drop for Entered {
     }
 }
 
-/// A guard that releases the rank when dropped. Guards are not sent between threads.
+/// A lock guard that also removes the lock's rank from the thread's list of held ranks when
+/// dropped. The guard stays on its thread.
 pub struct Ranked<G> {
     guard: Option<G>,
     place: Place,
@@ -223,9 +227,9 @@ impl<G: DerefMut> DerefMut for Ranked<G> {
     }
 }
 
-/// Takes a lock. If the lock is taken and its rank may wait for the device, the calling thread
-/// passes its other work on before it waits. Locks of the other ranks are held so briefly that
-/// passing on would cost more.
+/// Takes a lock. If the lock is taken and its holder may wait for the device, the calling thread
+/// hands its other work over ([`crate::wait`]) before it waits. The other ranks are held so briefly
+/// that a handoff would cost more than the wait.
 #[inline]
 fn take_or_pass_on<G>(
     rank: Rank,
@@ -246,7 +250,7 @@ fn take_or_pass_on<G>(
     })
 }
 
-/// [`parking_lot::Mutex`] with a rank.
+/// A [`parking_lot::Mutex`] with a rank.
 #[derive(Debug)]
 pub struct Mutex<T> {
     inner: parking_lot::Mutex<T>,
@@ -261,7 +265,7 @@ impl<T> Mutex<T> {
         Mutex { inner: parking_lot::Mutex::new(value), rank, order: 0 }
     }
 
-    /// `order` sorts locks of one rank that may be held together.
+    /// `order` is the key by which a thread must sort locks of this rank that it holds together.
     pub const fn with_order(rank: Rank, order: u64, value: T) -> Mutex<T> {
         Mutex { inner: parking_lot::Mutex::new(value), rank, order }
     }
@@ -274,8 +278,8 @@ impl<T> Mutex<T> {
         Ranked { guard: Some(guard), place, rank: self.rank, order: self.order }
     }
 
-    /// Never blocks, so a call against the lock order cannot deadlock. The rank is recorded only if
-    /// the order holds.
+    /// Tries to take the lock without blocking, so a call against the lock order cannot deadlock.
+    /// The rank is recorded as held only if the call respects the order.
     #[cfg_attr(feature = "simulated", track_caller)]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         machine::point(Step::Lock);
@@ -285,8 +289,8 @@ impl<T> Mutex<T> {
         Some(Ranked { guard: Some(guard), place, rank: self.rank, order: self.order })
     }
 
-    /// Never blocks and takes no part in the order. Reads a value if no other thread holds the
-    /// lock.
+    /// Tries to take the lock without blocking and without recording the rank: for reading a value
+    /// if no other thread holds the lock.
     pub fn try_lock_unranked(&self) -> Option<parking_lot::MutexGuard<'_, T>> {
         self.inner.try_lock()
     }
@@ -296,7 +300,7 @@ impl<T> Mutex<T> {
     }
 }
 
-/// A condition variable for [`Mutex`].
+/// A condition variable to use with [`Mutex`].
 #[derive(Debug, Default)]
 pub struct Condvar(parking_lot::Condvar);
 
@@ -313,7 +317,7 @@ impl Condvar {
         }
     }
 
-    /// Returns whether the wait timed out.
+    /// Waits at most for `timeout`. Returns whether the wait timed out.
     #[cfg_attr(feature = "simulated", track_caller)]
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: std::time::Duration) -> bool {
         about_to_wait();
@@ -323,7 +327,8 @@ impl Condvar {
         })
     }
 
-    /// `None`: the thread belongs to no machine. Otherwise whether the wait timed out.
+    /// Waits through the simulated scheduler. Returns whether the wait timed out, or `None` if the
+    /// calling thread belongs to no machine.
     #[cfg_attr(feature = "simulated", track_caller)]
     #[inline]
     fn wait_in_machine<T>(
@@ -361,7 +366,7 @@ impl Condvar {
     }
 }
 
-/// [`parking_lot::RwLock`] with a rank.
+/// A [`parking_lot::RwLock`] with a rank.
 #[derive(Debug)]
 pub struct RwLock<T> {
     inner: parking_lot::RwLock<T>,

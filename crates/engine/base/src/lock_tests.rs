@@ -31,7 +31,7 @@ fn upward_is_refused() {
 #[test]
 fn the_list_of_ranks_is_the_lock_order() {
     assert!(Rank::ALL.windows(2).all(|pair| pair[0] < pair[1]), "the list does not ascend");
-    // From the first rank that forbids waiting for the device on, all ranks forbid it.
+    // The ranks that allow waiting for the device come first; all later ranks forbid it.
     let io: Vec<bool> = Rank::ALL.iter().map(|rank| rank.may_wait_for_io()).collect();
     assert!(io.windows(2).all(|pair| pair[0] || !pair[1]), "{io:?}");
     assert!(!Rank::EpochGuard.may_wait_for_io() && Rank::InodeMeta.may_wait_for_io());

@@ -1,88 +1,92 @@
-//! The seam to simulated processors: with the feature `simulated`, a [`Machine`] decides which of
-//! its threads runs. Without the feature every function here is empty and no type has a size, so a
-//! release contains nothing of it. Never enable the feature in a program that keeps data.
+//! The interface to a simulated scheduler: with the feature `simulated`, a [`Machine`] decides
+//! which of its threads runs. Without the feature every function of this module is empty and its
+//! types have no size, so a release build contains none of this code. Never enable the feature in a
+//! program that keeps data.
 //!
-//! A thread belongs to the machine that started it ([`crate::spawn_named`] inherits it); a thread
-//! without a machine runs as usual, also in a build with the feature. Exactly one thread of a
-//! machine runs at a time. It gives its turn away only in the functions of this module: locks,
-//! condition variables, atomic operations, sleeps and the ends of threads call them.
+//! A thread started by [`crate::spawn_named`] belongs to the machine of the thread that started it.
+//! A thread without a machine runs as usual, even in a build with the feature. Exactly one thread
+//! of a machine runs at a time. Another thread can run only at a call of this module's functions;
+//! locks, condition variables, atomic operations, sleeps and the ends of threads make these calls.
 //!
-//! A lock stays the lock of the operating system. A simulated thread never waits inside of it: it
-//! tries, and the machine makes it wait when the lock is taken ([`take`]).
+//! The locks remain locks of the operating system. But a simulated thread never blocks in one: it
+//! only tries the lock, and if the lock is taken, the machine suspends the thread ([`take`]).
 
 use std::panic::Location;
 use std::time::Duration;
 
-/// What a thread is about to do when it may lose its turn.
+/// What a thread is about to do, or has just done, when the scheduler may switch to another thread.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Step {
-    /// Takes a lock.
+    /// The thread is about to take a lock.
     Lock,
-    /// Has released a lock.
+    /// The thread has released a lock.
     Unlock,
-    /// An atomic operation.
+    /// The thread is about to execute an atomic operation.
     Atomic,
-    /// Has woken waiters of a condition variable.
+    /// The thread has woken waiters of a condition variable.
     Notify,
-    /// Looks again at what another thread must change.
+    /// The thread is about to check again a value that another thread must change.
     Spin,
-    /// Has started a thread.
+    /// The thread has started another thread.
     Spawn,
-    /// A request of a device.
+    /// The thread is about to make a request to a device.
     Device,
 }
 
-/// A scheduler. `me` is the number of the calling thread, which has the turn.
+/// A scheduler. In all methods `me` is the number of the calling thread, which is the running
+/// thread of the machine. A `place` is the address of the lock or condition variable on which
+/// threads wait.
 pub trait Machine: Send + Sync + 'static {
-    /// Another thread may run before this returns.
+    /// May run other threads before it returns.
     fn step(&self, me: usize, what: Step);
-    /// Gives the turn away until the place is woken, or until that time. Returns whether the time
-    /// came first.
+    /// Suspends the calling thread until `place` is woken or virtual time reaches `until`. Returns
+    /// whether `until` came first.
     fn wait(&self, me: usize, place: usize, until: Option<Duration>) -> bool;
-    /// Lets one thread, or all, that wait for the place run again. The caller keeps the turn.
+    /// Makes one waiter of `place`, or all, runnable. The calling thread continues to run.
     fn wake(&self, place: usize, all: bool);
-    /// Virtual time.
+    /// Returns the virtual time.
     fn now(&self) -> Duration;
-    /// Virtual time as wall clocks show it, which may advance in ticks.
+    /// Returns the virtual time as a wall clock shows it; it may advance in ticks.
     fn wall(&self) -> Duration {
         self.now()
     }
-    /// A new thread, which waits for its turn: its number.
+    /// Registers a new thread, which does not run yet, and returns its number.
     fn add(&self, name: &str) -> usize;
-    /// The new thread could not be started.
+    /// Removes a thread registered by [`Machine::add`] that the operating system could not start.
     fn forget(&self, thread: usize);
-    /// Called by the new thread: returns when it has its first turn.
+    /// Called first by a new thread; returns when the scheduler runs the thread for the first time.
     fn enter(&self, me: usize);
-    /// Called at the end of the thread.
+    /// Called last by a thread that ends.
     fn leave(&self, me: usize);
-    /// Gives the turn away until that thread has ended.
+    /// Suspends the calling thread until `thread` has ended.
     fn join(&self, me: usize, thread: usize);
-    /// Ends the run: the thread breaks a rule.
+    /// Ends the simulated run and reports the rule that the calling thread breaks.
     fn accuse(&self, me: usize, what: String);
-    /// The next call of the thread comes from this place of the source.
+    /// Reports the source location of the thread's next call into the machine.
     fn at(&self, _me: usize, _site: &'static Location<'static>) {}
-    /// [`Machine::step`] before a lock is tried.
+    /// Called instead of [`Machine::step`] before the thread tries a lock.
     fn lock(&self, me: usize, _place: usize) {
         self.step(me, Step::Lock);
     }
-    /// [`Machine::step`] before an atomic operation on that address.
+    /// Called instead of [`Machine::step`] before an atomic operation on `_address`.
     fn touch(&self, me: usize, _address: usize, _writes: bool) {
         self.step(me, Step::Atomic);
     }
-    /// The thread found the lock taken: gives the turn away until the lock may be free.
+    /// Suspends the thread, which found the lock taken, until the lock may be free.
     fn blocked(&self, me: usize, place: usize, _shared: bool) {
         self.wait(me, place, None);
     }
-    /// The thread still holds the lock, and releases it as soon as this returns.
+    /// Called while the thread still holds the lock, which it releases as soon as this returns.
     fn releasing(&self, _me: usize, _place: usize) {}
-    /// The thread has released the lock. It keeps the turn.
+    /// Called when the thread has released the lock. The calling thread continues to run.
     fn freed(&self, _me: usize, place: usize) {
         self.wake(place, true);
     }
-    /// Adds to the trace of the run, which shows whether two runs are the same.
+    /// Adds a value to the trace of the run. Two runs with equal traces took the same course.
     fn note(&self, value: u64);
-    /// A value of the run, instead of one of the process: by its type.
+    /// Returns the run's value of the type `key`, which `make` creates at the first call. It
+    /// replaces a static of the process.
     fn own(
         &self,
         key: std::any::TypeId,
@@ -102,7 +106,7 @@ mod on {
     use std::sync::Arc;
     use std::time::Duration;
 
-    /// A thread of a machine.
+    /// The identity of a simulated thread: its machine and its number there.
     #[derive(Clone)]
     pub struct Seat {
         pub machine: Arc<dyn Machine>,
@@ -113,18 +117,18 @@ mod on {
         static SEAT: RefCell<Option<Seat>> = const { RefCell::new(None) };
     }
 
-    /// The calling thread's place in a machine. `None` also while the thread's storage is torn
-    /// down, when it has left its machine.
+    /// Returns the calling thread's seat. Returns `None` without a machine, and while the thread's
+    /// local storage is torn down, when the thread has already left its machine.
     pub fn seat() -> Option<Seat> {
         SEAT.try_with(|seat| seat.borrow().clone()).ok().flatten()
     }
 
-    /// Makes the calling thread one of a machine, or of none.
+    /// Assigns the calling thread to a machine, or with `None` to no machine.
     pub fn sit(seat: Option<Seat>) {
         SEAT.set(seat);
     }
 
-    /// What threads wait for: an address, and where it was named in the source.
+    /// An object on which threads wait: its address, and the source location that named it.
     #[derive(Clone, Copy, Debug)]
     pub struct Place(usize, &'static Location<'static>);
 
@@ -139,7 +143,7 @@ mod on {
         std::ptr::from_ref(thing).cast::<()>().addr()
     }
 
-    /// [`point`] before an atomic operation.
+    /// Does what [`point`] does, before an atomic operation on `thing`.
     #[track_caller]
     pub fn touch<T>(thing: &T, writes: bool) {
         if let Some(Seat { machine, thread }) = seat() {
@@ -148,7 +152,7 @@ mod on {
         }
     }
 
-    /// The thread may lose its turn here.
+    /// Lets the scheduler switch to another thread.
     #[track_caller]
     pub fn point(what: Step) {
         if let Some(Seat { machine, thread }) = seat() {
@@ -157,7 +161,7 @@ mod on {
         }
     }
 
-    /// Ends the run if the thread breaks a rule: `what` then says which.
+    /// Ends the simulated run if `what` returns the description of a broken rule.
     pub fn accuse(what: impl FnOnce() -> Option<String>) {
         if let Some(Seat { machine, thread }) = seat()
             && let Some(what) = what()
@@ -166,8 +170,8 @@ mod on {
         }
     }
 
-    /// [`point`] of a thread that looks again at what another thread must change. `false`: the
-    /// thread belongs to no machine.
+    /// Does what [`point`] does, for a thread that is about to check again a value that another
+    /// thread must change. Returns `false` if the thread belongs to no machine.
     #[track_caller]
     pub fn spin() -> bool {
         let simulated = seat();
@@ -178,15 +182,15 @@ mod on {
         simulated.is_some()
     }
 
-    /// Takes the lock at the place as soon as `try_take` succeeds. `None`: the thread belongs to no
-    /// machine, and has to wait in the lock.
+    /// Takes the lock at `place` as soon as `try_take` succeeds. Returns `None` if the thread
+    /// belongs to no machine and must block in the lock itself.
     pub fn take<G>(place: Place, shared: bool, mut try_take: impl FnMut() -> Option<G>) -> Option<G> {
         locking(place);
         seat()?;
         try_take().or_else(|| take_later(place, shared, try_take))
     }
 
-    /// The calling thread is about to try the lock at the place.
+    /// Called before the calling thread tries the lock at `place`.
     pub fn locking(place: Place) {
         if let Some(Seat { machine, thread }) = seat() {
             machine.at(thread, place.1);
@@ -194,7 +198,7 @@ mod on {
         }
     }
 
-    /// [`take`] of a lock that was just found taken.
+    /// Does what [`take`] does, for a lock that was just found taken.
     pub fn take_later<G>(place: Place, shared: bool, mut try_take: impl FnMut() -> Option<G>) -> Option<G> {
         let Seat { machine, thread } = seat()?;
         loop {
@@ -205,7 +209,7 @@ mod on {
         }
     }
 
-    /// The calling thread holds the lock at the place and is about to release it.
+    /// Called before the calling thread releases the lock at `place`, which it holds.
     pub fn releasing(place: Place) {
         if let Some(Seat { machine, thread }) = seat() {
             machine.at(thread, place.1);
@@ -213,7 +217,7 @@ mod on {
         }
     }
 
-    /// The lock at the place has been released.
+    /// Called after the lock at `place` has been released.
     pub fn released(place: Place) {
         if let Some(Seat { machine, thread }) = seat() {
             machine.freed(thread, place.0);
@@ -222,8 +226,8 @@ mod on {
     }
 
     /// Releases the lock at `lock` by dropping `guard` and waits for the condition variable, in one
-    /// step; then takes the lock again. Returns whether the time came first. `Err(guard)`: the
-    /// thread belongs to no machine.
+    /// atomic step; then takes the lock again. Returns whether the wait timed out, or `Err(guard)`
+    /// if the thread belongs to no machine.
     pub fn wait<G>(
         condition: Place,
         lock: Place,
@@ -242,7 +246,8 @@ mod on {
         Ok((taken.expect("a thread stays in its machine"), late))
     }
 
-    /// Wakes waiters of the condition variable. `false`: the thread belongs to no machine.
+    /// Wakes one or all waiters of the condition variable. Returns `false` if the thread belongs to
+    /// no machine.
     pub fn notify(condition: Place, all: bool) -> bool {
         let simulated = seat();
         if let Some(Seat { machine, thread }) = &simulated {
@@ -253,42 +258,42 @@ mod on {
         simulated.is_some()
     }
 
-    /// Virtual time; `None` without a machine.
+    /// Returns the virtual time, or `None` without a machine.
     pub fn now() -> Option<Duration> {
         seat().map(|seat| seat.machine.now())
     }
 
-    /// The virtual time of wall clocks; `None` without a machine.
+    /// Returns the virtual time of wall clocks, or `None` without a machine.
     pub fn wall() -> Option<Duration> {
         seat().map(|seat| seat.machine.wall())
     }
 
-    /// Lets virtual time pass. `false`: the thread belongs to no machine.
+    /// Lets virtual time pass. Returns `false` if the thread belongs to no machine.
     #[track_caller]
     pub fn sleep(time: Duration) -> bool {
         let Some(Seat { machine, thread }) = seat() else { return false };
         machine.at(thread, Location::caller());
         let until = machine.now().saturating_add(time);
-        // No thread wakes a place at address 0.
+        // No thread wakes the place with address 0, so only the time ends the wait.
         while !machine.wait(thread, 0, Some(until)) {}
         true
     }
 
-    /// The number of the thread in its machine; `None` without one.
+    /// Returns the thread's number in its machine, or `None` without a machine.
     pub fn thread_number() -> Option<usize> {
         seat().map(|seat| seat.thread)
     }
 
-    /// Adds to the trace of the run.
+    /// Adds a value to the trace of the run.
     pub fn note(value: u64) {
         if let Some(seat) = seat() {
             seat.machine.note(value);
         }
     }
 
-    /// A value that belongs to the run, where a process has one for all: made at the first call. It
-    /// is never freed, because its users have it for the time of the process. `None` without a
-    /// machine.
+    /// Returns the simulated run's own instance of what is otherwise a static of the process; the
+    /// first call creates it. It is never freed, because its users expect a `'static` value.
+    /// Returns `None` without a machine.
     pub fn own<T: Any + Send + Sync>(make: fn() -> T) -> Option<&'static T> {
         let seat = seat()?;
         let mut leaked = || -> &'static (dyn Any + Send + Sync) { Box::leak(Box::new(make())) };
@@ -299,7 +304,7 @@ mod on {
 #[cfg(not(feature = "simulated"))]
 pub use off::*;
 
-/// Nothing: the feature is off.
+/// Empty versions of the functions, for builds without the feature.
 #[cfg(not(feature = "simulated"))]
 mod off {
     use super::Step;
@@ -307,7 +312,7 @@ mod off {
 
     #[derive(Clone, Copy, Debug)]
     pub struct Place;
-    const _: () = assert!(size_of::<Place>() == 0, "guards of locks keep one");
+    const _: () = assert!(size_of::<Place>() == 0, "lock guards contain a Place, which must take no space");
 
     impl Place {
         #[inline(always)]

@@ -1,12 +1,13 @@
-//! Panics as errors. A panic is a broken invariant, so state that it left incomplete must not be
-//! used again. But if the thread just ended, other threads would wait for it forever. So code that
-//! owns a thread or serves requests turns the panic into an error, which shuts its part down.
+//! Panics as errors. A panic means a broken invariant, so state that the panic left incomplete must
+//! not be used again. But if the thread simply ended, other threads would wait for it forever. So
+//! code that owns a thread or serves requests turns the panic into an error, and the error shuts
+//! down the component concerned.
 
 use crate::{Error, Result};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The message of a panic.
+/// Returns the message of a panic.
 pub fn panic_words(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without words")

@@ -3,7 +3,7 @@ use std::process::Command;
 
 const CHILD: &str = "KEDGE_SKIP_TEST_CHILD";
 
-/// A test for the process that the test below starts: skips something and does nothing else.
+/// Run by the test below in a child process: skips something and does nothing else.
 #[test]
 fn leaves_something_out() {
     if std::env::var_os(CHILD).is_some() {
@@ -12,7 +12,8 @@ fn leaves_something_out() {
     }
 }
 
-/// The test passes, so libtest shows none of its output. The skip is still shown and counted.
+/// The child's test passes, so libtest shows none of its output. The skip is still shown and
+/// counted.
 #[test]
 fn a_skip_is_seen_though_the_test_passes() {
     let path = std::env::temp_dir().join(format!("kedge-skip-test-{}", std::process::id()));
@@ -25,7 +26,7 @@ fn a_skip_is_seen_though_the_test_passes() {
     let said = String::from_utf8(output.stderr).unwrap();
     for text in [&log, &said] {
         let lines: Vec<&str> = text.lines().filter(|line| line.starts_with(MARK)).collect();
-        assert_eq!(lines.len(), 2, "each once: {text}");
+        assert_eq!(lines.len(), 2, "each skip once: {text}");
         assert!(
             lines[0].contains("skip::tests::leaves_something_out") && lines[0].contains("skip_tests.rs:"),
             "{text}"

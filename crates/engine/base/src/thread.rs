@@ -1,4 +1,4 @@
-//! Threads with names, of the operating system or of a [`crate::machine`].
+//! Named threads, of the operating system or of a simulated [`crate::machine`].
 
 /// Starts a named thread. No other place may create threads, because names make stack dumps and
 /// `top -H` readable.
@@ -28,7 +28,7 @@ mod on {
     #[derive(Debug)]
     pub struct JoinHandle<T> {
         thread: std::thread::JoinHandle<T>,
-        /// Its number in the machine.
+        /// The thread's number in its machine; `None` for a thread without a machine.
         number: Option<usize>,
     }
 
@@ -50,7 +50,7 @@ mod on {
         }
     }
 
-    /// Leaves the machine at the end of the thread, also by a panic.
+    /// Leaves the machine when dropped: at the end of the thread, even after a panic.
     struct Leaves(Seat);
 
     impl Drop for Leaves {
@@ -60,7 +60,7 @@ mod on {
         }
     }
 
-    /// The same, into the machine of the calling thread.
+    /// Starts a named thread. It belongs to the machine of the calling thread, if there is one.
     #[allow(clippy::disallowed_methods)]
     pub fn spawn_named<T: Send + 'static>(
         name: &str,
@@ -78,7 +78,8 @@ mod on {
         Ok(JoinHandle { thread, number: Some(number) })
     }
 
-    /// Runs `body` as a thread of the machine: the calling thread has been added to it.
+    /// Runs `body` in the calling thread as the simulated thread `seat`, which
+    /// [`crate::machine::Machine::add`] has registered.
     pub fn run_in<T>(seat: Seat, body: impl FnOnce() -> T) -> T {
         machine::sit(Some(seat.clone()));
         let leaves = Leaves(seat);

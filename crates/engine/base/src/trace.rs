@@ -1,14 +1,14 @@
-//! What the engine does, at the grain of its durability protocol: for the checker that replays it
-//! against the model of the protocol (`kedge-protocol`).
+//! Events of the engine's durability protocol. The checker `kedge-protocol` replays them against a
+//! model of the protocol.
 //!
-//! With the feature `trace` a test can collect the events of the whole process. Each is noted where
-//! its order to the others is fixed: under the lock that makes it take effect, or before another
-//! thread can see its effect. Without the feature [`note`] does nothing at compile time, so a
-//! release contains nothing of this.
+//! With the feature `trace` a test can collect the events of the whole process. The engine notes
+//! each event where the event's order is fixed: under the lock that makes it take effect, or before
+//! another thread can see its effect. Without the feature [`note`] is empty, so a release build
+//! contains none of this code.
 
 use crate::{BlockNo, Epoch, Extent, Generation, Ino, Lsn};
 
-/// Bytes of a file.
+/// A range of bytes of a file, from offset `from` up to, but not including, offset `to`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bytes {
     pub ino: Ino,
@@ -16,14 +16,15 @@ pub struct Bytes {
     pub to: u64,
 }
 
-/// What a record does, as far as the protocol depends on it.
+/// The effects of a record that matter to the protocol.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Commits {
-    /// It names data that was written in place.
+    /// The record is that of a writeback, so it refers to data that was written in place.
     pub write_back: bool,
-    /// The inodes whose core it changes.
+    /// The inodes whose core attributes the record changes.
     pub inodes: Vec<Ino>,
-    /// Bytes that are log-resident from now on, and those that no longer are.
+    /// Bytes that become log-resident (`data`), and bytes that are no longer log-resident
+    /// (`voids`).
     pub data: Vec<Bytes>,
     pub voids: Vec<Bytes>,
     pub takes: Vec<Extent>,
@@ -33,40 +34,40 @@ pub struct Commits {
 /// A step of the engine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// A recovery begins from the slot of this generation, and of this epoch.
+    /// Recovery begins from the superblock slot with this generation and log epoch.
     Recovers {
         epoch: Epoch,
         generation: Generation,
     },
-    /// The log was replayed up to its head.
+    /// The log has been replayed up to its head.
     Replayed {
         head: Lsn,
     },
-    /// The log is open for writing, in this epoch. `ring`: the bytes of its ring.
+    /// The log is open for writing in this epoch. `ring` is the size of the log's ring in bytes.
     Opened {
         epoch: Epoch,
         generation: Generation,
         head: Lsn,
         ring: u64,
     },
-    /// Blocks were taken for a data write, or given back without one.
+    /// Blocks were allocated for a data write. [`Event::Unplaced`]: they were given back unused.
     Placed(Extent),
     Unplaced(Extent),
     /// A data write has completed.
     Wrote(Extent),
-    /// The current bytes are in place; the next record of this thread names them.
+    /// The current bytes are written in place; the thread's next record refers to them.
     InPlace(Bytes),
-    /// The number of a completed data write.
+    /// A data write has completed and received this sequence number.
     Written {
         seq: u64,
     },
-    /// A flush has completed that covers the data writes up to this number.
+    /// A flush has completed that covers the data writes up to this sequence number.
     Flushed {
         seq: u64,
     },
     /// The thread is about to append this record.
     Commits(Commits),
-    /// The next record of this thread is that of an atomic write with this number of edits of data.
+    /// The thread's next record belongs to an atomic write and has this number of `Data` edits.
     Atomic {
         edits: usize,
     },
@@ -74,29 +75,30 @@ pub enum Event {
         start: Lsn,
         end: Lsn,
     },
-    /// The open batch of the log was closed; the next one begins at `end`.
+    /// The open batch of the log was closed; the next batch begins at `end`.
     Sealed {
         end: Lsn,
     },
-    /// The device write of the batch that ends there begins, and has completed.
+    /// The device write of the batch that ends at `end` begins. [`Event::LogDone`] reports its
+    /// completion.
     LogWrite {
         end: Lsn,
     },
     LogDone {
         end: Lsn,
     },
-    /// Everything below counts as durable.
+    /// All records below `lsn` count as durable.
     Durable {
         lsn: Lsn,
     },
-    /// An fsync returns success. `called`: the head of the log when it had written the data. `seq`:
-    /// the last data write of the file.
+    /// An fsync returns success. `called` is the head of the log after the fsync had written its
+    /// data, `seq` the sequence number of the file's last data write.
     Ack {
         ino: Ino,
         called: Lsn,
         seq: u64,
     },
-    /// Free blocks are given back to the device.
+    /// Free blocks are about to be discarded on the device.
     Discards(Extent),
     Cut {
         generation: Generation,
@@ -109,7 +111,8 @@ pub enum Event {
         born: Generation,
         current: Generation,
     },
-    /// The nodes and bitmaps of a checkpoint are written, and then flushed.
+    /// The nodes and bitmaps of a checkpoint have been written. [`Event::NodesFlushed`] reports
+    /// their flush.
     NodesWritten(Generation),
     NodesFlushed(Generation),
     SlotWrite {
@@ -118,12 +121,12 @@ pub enum Event {
         tail: Lsn,
     },
     SlotDone(Generation),
-    /// Copies of the superblock are written.
+    /// The copies of the superblock have been written.
     Copies(Generation),
     Tail(Lsn),
 }
 
-/// An event and the number of its thread.
+/// An event with the number of the thread that noted it.
 pub type Noted = (u64, Event);
 
 #[cfg(feature = "trace")]
@@ -139,17 +142,17 @@ mod sink {
         static THREAD: u64 = THREADS.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Begins to collect events, of all threads.
+    /// Starts collecting the events of all threads.
     pub fn start() {
         *EVENTS.lock() = Some(Vec::new());
     }
 
-    /// Ends that, and returns the events in their order.
+    /// Stops collecting and returns the events in their order.
     pub fn take() -> Vec<Noted> {
         EVENTS.lock().take().unwrap_or_default()
     }
 
-    /// Notes an event, if events are collected.
+    /// Notes an event if events are being collected.
     pub fn note(event: impl FnOnce() -> Event) {
         let thread = THREAD.with(|thread| *thread);
         if let Some(events) = EVENTS.lock().as_mut() {
@@ -161,10 +164,10 @@ mod sink {
 #[cfg(feature = "trace")]
 pub use sink::{note, start, take};
 
-/// Whether this build notes events.
+/// Whether this build can collect events.
 pub const COLLECTS: bool = cfg!(feature = "trace");
 
-/// Nothing: the feature is off.
+/// Does nothing: the feature `trace` is off.
 #[cfg(not(feature = "trace"))]
 #[inline(always)]
 pub fn note(_: impl FnOnce() -> Event) {}

@@ -1,4 +1,4 @@
-//! Newtypes for units, so that numbers of different units are not mixed.
+//! Newtypes for units, so that the compiler rejects a mix of numbers with different units.
 
 use std::fmt;
 
@@ -23,56 +23,57 @@ macro_rules! unit {
 }
 
 unit!(
-    /// Inode number. Never reused during the life of an image; 1 is the root directory, 0 is never
-    /// an inode.
+    /// Inode number. An image never reuses one. 1 is the root directory; 0 is never an inode.
     Ino
 );
 unit!(
-    /// Log sequence number: a byte position in the log that only grows. The byte stands at `lsn %
-    /// ring size` of the ring.
+    /// Log sequence number: a byte position in the log, which only grows. The byte is stored at
+    /// offset `lsn % ring size` of the log's ring.
     Lsn
 );
 unit!(
-    /// Number of a 4 KiB block of the image.
+    /// Number of a block of 4 KiB in the image.
     BlockNo
 );
 unit!(
-    /// Checkpoint number. The tree nodes, bitmaps and superblock slot that a checkpoint writes
-    /// carry it.
+    /// Checkpoint number. A checkpoint stores it in the tree nodes, bitmaps and the superblock slot
+    /// that it writes.
     Generation
 );
 unit!(
-    /// Stamp that sets the log writes of one mount apart from those of another: every writable
+    /// Number that distinguishes the log writes of one mount from those of another. Every writable
     /// mount starts a new epoch.
     Epoch
 );
 
 impl Ino {
     pub const ROOT: Ino = Ino(1);
-    /// Bits of an inode number that name the inode within its tree. The bits above name the tree.
+    /// Number of low bits of an inode number that identify the inode within its tree. The higher
+    /// bits are the number of the tree.
     pub const LOCAL_BITS: u32 = 44;
     const LOCAL: u64 = (1 << Ino::LOCAL_BITS) - 1;
 
-    /// The tree of the inode, in an image with several trees; 0 is the first.
+    /// Returns the number of the tree to which the inode belongs. 0 is the first tree.
     pub const fn tree(self) -> u32 {
         (self.0 >> Ino::LOCAL_BITS) as u32
     }
 
-    /// The number within the tree.
+    /// Returns the inode's number within its tree.
     pub const fn local(self) -> Ino {
         Ino(self.0 & Ino::LOCAL)
     }
 
-    /// The inode `self`, a number within a tree, of tree `tree`.
+    /// Returns the inode number for tree `tree`; `self` is a number within a tree.
     pub const fn in_tree(self, tree: u32) -> Ino {
         Ino(self.0 & Ino::LOCAL | (tree as u64) << Ino::LOCAL_BITS)
     }
 }
 
 impl BlockNo {
-    /// Byte offset of the block on the device.
+    /// Returns the byte offset of the block on the device.
     pub const fn byte_offset(self) -> u64 {
-        // An address from an image may be any number. The device refuses offsets beyond its end.
+        // A block number read from an image may be any value. The device refuses offsets beyond its
+        // end.
         self.0.saturating_mul(crate::BLOCK_SIZE as u64) & !(crate::BLOCK_SIZE as u64 - 1)
     }
 }
@@ -83,7 +84,7 @@ impl Generation {
     }
 }
 
-/// A run of blocks on the device.
+/// A contiguous run of blocks on the device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Extent {
     pub start: BlockNo,
@@ -95,14 +96,14 @@ impl Extent {
         Extent { start, blocks }
     }
 
-    /// First block after the run.
+    /// Returns the first block after the run.
     pub const fn end(self) -> BlockNo {
         BlockNo(self.start.0 + self.blocks)
     }
 }
 
-/// Hashes inode numbers and block numbers. They are dense and users cannot choose them, so one
-/// multiplication spreads them well enough.
+/// Hashes inode numbers and block numbers. These numbers are dense and users cannot choose them, so
+/// one multiplication spreads them well enough.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct InoHasher(u64);
 
@@ -123,7 +124,7 @@ impl std::hash::Hasher for InoHasher {
     }
 }
 
-/// A map by inode number.
+/// A hash map with inode numbers as keys.
 pub type InoMap<V> = std::collections::HashMap<Ino, V, std::hash::BuildHasherDefault<InoHasher>>;
 
 /// Parses a number of bytes with an optional binary unit: `512`, `64K`, `16M`, `4G`, `1T`, also

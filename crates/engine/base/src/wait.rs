@@ -1,12 +1,12 @@
-//! A thread on which others depend passes its work on before it waits.
+//! A thread on which other requests depend hands its other work over before it waits.
 //!
-//! One worker of a mount receives the requests of all clients. If it waits for a device, or for a
-//! lock that is held while a device works, another worker must receive meanwhile. The places that
-//! wait call [`about_to_wait`]. The alternative is a second worker that receives all the time; the
+//! One worker of a mount receives the requests of all clients. While it waits for a device, or for
+//! a lock that is held during device IO, another worker must receive. So code that waits calls
+//! [`about_to_wait`] first. The rejected alternative is a second worker that always receives: the
 //! kernel would then wake a sleeping thread for each request.
 //!
-//! A place that waits without the call delays the other requests until the workers' own supervision
-//! notices. So the call makes waiting cheap; correctness does not rest on it.
+//! Waiting without the call is correct but slow: it delays other requests until the supervision of
+//! the workers notices.
 
 use std::cell::{Cell, RefCell};
 
@@ -15,13 +15,14 @@ thread_local! {
     static STAND_IN: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
 }
 
-/// Sets the function that the calling thread runs before it waits inside of [`passing_on`]. The
-/// function must not wait, and may run while locks of any rank are held.
+/// Sets the function that the calling thread runs before it first waits inside of [`passing_on`].
+/// The function must not wait, because the thread may hold locks of any rank when it runs.
 pub fn set_stand_in(call: impl Fn() + 'static) {
     STAND_IN.set(Some(Box::new(call)));
 }
 
-/// Runs `body`. Its first wait runs the thread's function. Returns whether it ran.
+/// Runs `body`. Before the first wait in `body`, the function set by [`set_stand_in`] runs. Returns
+/// whether there was such a wait.
 pub fn passing_on(body: impl FnOnce()) -> bool {
     ARMED.set(true);
     body();

@@ -15,7 +15,7 @@ fn counting() -> Rc<Cell<u32>> {
 fn only_the_first_wait_of_a_body_calls() {
     let calls = counting();
     about_to_wait();
-    assert_eq!(calls.get(), 0, "outside of a body nothing is passed on");
+    assert_eq!(calls.get(), 0, "outside of passing_on nothing runs");
     assert!(!passing_on(|| {}));
     assert_eq!(calls.get(), 0);
     assert!(passing_on(|| {
@@ -33,14 +33,14 @@ fn only_the_first_wait_of_a_body_calls() {
 fn conditions_and_contended_locks_call() {
     let calls = counting();
     let free = Mutex::new(Rank::InodeMeta, ());
-    assert!(!passing_on(|| drop(free.lock())), "a free lock is no wait");
+    assert!(!passing_on(|| drop(free.lock())), "taking a free lock does not wait");
     let condition = Condvar::new();
     assert!(passing_on(|| {
         condition.wait_for(&mut free.lock(), Duration::from_micros(1));
     }));
     assert_eq!(calls.get(), 1);
 
-    // A thread holds each lock until the call wakes it.
+    // Other threads hold each lock until the stand-in function wakes them.
     let held = Arc::new((Mutex::new(Rank::InodeMeta, ()), RwLock::new(Rank::InodeIo, ())));
     for which in 0..3 {
         let (taken, is_taken) = std::sync::mpsc::channel();

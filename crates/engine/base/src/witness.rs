@@ -1,28 +1,31 @@
-//! What a server learns of a change that its thread makes, and what it prescribes to it.
+//! Per-thread hooks by which a server observes the changes that its thread makes, and prescribes
+//! their time and inode number.
 //!
-//! A server that another process replaces after its death makes the changes again that the log has
-//! lost ("Keeper" in the FUSE server). For this it must know the place of a change in the log
-//! before the log can make the change durable, and later make the change with the same inode
-//! number and the same time. The engine calls [`committed`] and [`numbered`], and takes
-//! [`time`] and [`number`] before its own. Without [`during`] none of them has an effect.
+//! When another process replaces a dead server, it repeats the changes that the log has lost
+//! ("Keeper" in the FUSE server). For that, the dead server must have noted the LSN of each change
+//! before the log could make the change durable, and the repeated change must use the same inode
+//! number and the same time. The engine calls [`committed`] and [`numbered`] to report a change,
+//! and asks [`time`] and [`number`] for prescribed values before it chooses its own. Outside of
+//! [`during`] none of these calls has an effect.
 //!
-//! The alternative is a parameter of every operation, which all callers but one would leave empty.
+//! The rejected alternative is a parameter of every operation, which all callers except the server
+//! would leave empty.
 
 use crate::{Ino, Lsn, Timespec};
 use std::cell::{Cell, RefCell};
 
-/// Called with the kind of a record, its end in the log, and the number of the last new inode,
-/// before the record can become durable. It must not wait or use the engine.
+/// Called before a record can become durable, with the record's kind, the LSN at which it ends, and
+/// the number of the last new inode. The function must not wait or call the engine.
 pub type OnCommit = Box<dyn Fn(u8, Lsn, Option<Ino>)>;
 
-/// What holds for the changes of a thread inside of [`during`].
+/// The hooks and prescribed values for the changes of a thread inside of [`during`].
 #[derive(Default)]
 pub struct Witness {
-    /// The wall-clock time of the changes.
+    /// The wall-clock time that the changes use; `None` for the engine's clock.
     pub time: Option<Timespec>,
-    /// The number of the next new inode.
+    /// The number of the next new inode; `None` if the engine chooses it.
     pub number: Option<Ino>,
-    /// Called for each record.
+    /// Called for each record that the thread commits.
     pub committed: Option<OnCommit>,
 }
 
@@ -32,7 +35,7 @@ thread_local! {
     static MADE: Cell<Option<Ino>> = const { Cell::new(None) };
 }
 
-/// Ends the witness, also after a panic.
+/// Removes the thread's witness when dropped, so that a panic removes it, too.
 struct Disarm;
 
 impl Drop for Disarm {
@@ -42,7 +45,7 @@ impl Drop for Disarm {
     }
 }
 
-/// Runs `body` with a witness of the changes that this thread makes in it.
+/// Runs `body` with `witness` in force for the changes that this thread makes in it.
 pub fn during<R>(witness: Witness, body: impl FnOnce() -> R) -> R {
     WITNESS.replace(witness);
     MADE.set(None);
@@ -51,7 +54,7 @@ pub fn during<R>(witness: Witness, body: impl FnOnce() -> R) -> R {
     body()
 }
 
-/// The engine has appended a record of this kind that ends at `end`, which is not durable yet.
+/// Called by the engine when it has appended a record that ends at `end` and is not yet durable.
 #[inline]
 pub fn committed(kind: u8, end: Lsn) {
     if ARMED.get() {
@@ -63,7 +66,7 @@ pub fn committed(kind: u8, end: Lsn) {
     }
 }
 
-/// The engine gives this number to a new inode.
+/// Called by the engine when it has chosen the number of a new inode.
 #[inline]
 pub fn numbered(ino: Ino) {
     if ARMED.get() {
@@ -71,13 +74,13 @@ pub fn numbered(ino: Ino) {
     }
 }
 
-/// The time of the present change, if it is prescribed.
+/// Returns the prescribed time of the current change, if there is one.
 #[inline]
 pub fn time() -> Option<Timespec> {
     if ARMED.get() { WITNESS.with_borrow(|witness| witness.time) } else { None }
 }
 
-/// The number of the next new inode, if it is prescribed; once.
+/// Returns the prescribed number of the next new inode, if there is one. Each is returned once.
 #[inline]
 pub fn number() -> Option<Ino> {
     if ARMED.get() { WITNESS.with_borrow_mut(|witness| witness.number.take()) } else { None }

@@ -14,7 +14,7 @@ fn a_witness_sees_the_records_of_its_call_and_no_others() {
     let time = Timespec { sec: 7, nsec: 8 };
     during(Witness { time: Some(time), number: Some(Ino(50)), committed: Some(committed) }, || {
         assert_eq!(super::time(), Some(time));
-        assert_eq!((number(), number()), (Some(Ino(50)), None), "a number is given once");
+        assert_eq!((number(), number()), (Some(Ino(50)), None), "each number is returned once");
         super::committed(1, Lsn(10));
         numbered(Ino(50));
         super::committed(2, Lsn(20));
