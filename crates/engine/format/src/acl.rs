@@ -1,5 +1,5 @@
-//! POSIX access control lists, in the form in which Linux passes them to user space: the value of
-//! the attributes `system.posix_acl_access` and `system.posix_acl_default`.
+//! POSIX access control lists, encoded as Linux passes them to user space: as the value of the
+//! attributes `system.posix_acl_access` and `system.posix_acl_default`.
 //!
 //! ```text
 //! version 4 (2) | tag 2 | permissions 2 | id 4 | tag 2 | …
@@ -12,23 +12,23 @@
 
 use crate::XATTR_PART_MAX;
 
-/// The permissions that go beyond the mode bits.
+/// The attribute with the permissions that go beyond the mode bits of its file.
 pub const ACCESS: &[u8] = b"system.posix_acl_access";
-/// The default list of a directory, from which its new entries get theirs.
+/// The attribute with a directory's default list, from which new entries of the directory inherit.
 pub const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 const VERSION: u32 = 2;
 const HEAD: usize = 4;
 const ENTRY: usize = 8;
-/// The id of an entry without a named user or group.
+/// The `id` of an entry that does not name a user or group.
 const NOBODY: u32 = u32::MAX;
 
-/// Whether the value of the attribute must be a list.
+/// Returns whether the value of the attribute `name` must be an access control list.
 pub fn is_acl_name(name: &[u8]) -> bool {
     name == ACCESS || name == DEFAULT
 }
 
-/// The users to whom an entry applies. The numbers are Linux's, and are on disk.
+/// The class of users to whom an entry applies. Linux defines the numbers, which are on disk.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u16)]
 pub enum Tag {
@@ -51,18 +51,18 @@ impl Tag {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
     pub tag: Tag,
-    /// Read 4, write 2, execute 1.
+    /// Sum of read (4), write (2) and execute (1).
     pub permissions: u16,
-    /// The id of a named user or group.
+    /// The id of the user or group, for entries that name one.
     pub id: u32,
 }
 
-/// A valid list.
+/// A valid access control list.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Acl(Vec<Entry>);
 
 impl Acl {
-    /// `None` if the list is not valid.
+    /// Returns `None` if the list is not valid.
     pub fn new(entries: Vec<Entry>) -> Option<Acl> {
         let count = |tag| entries.iter().filter(|e| e.tag == tag).count();
         let once = [Tag::Owner, Tag::OwningGroup, Tag::Others].into_iter().all(|tag| count(tag) == 1);
@@ -73,7 +73,7 @@ impl Acl {
         (once && masked && ordered && fits).then_some(Acl(entries))
     }
 
-    /// `None` if the list is not valid.
+    /// Returns `None` if the bytes are not a valid list.
     pub fn decode(bytes: &[u8]) -> Option<Acl> {
         let (head, entries) = bytes.split_first_chunk::<HEAD>()?;
         let (entries, rest) = entries.as_chunks::<ENTRY>();
@@ -99,7 +99,7 @@ impl Acl {
         out
     }
 
-    /// The entries, in the order of their tags.
+    /// Returns the entries in the order of their tags.
     pub fn entries(&self) -> &[Entry] {
         &self.0
     }
@@ -108,23 +108,23 @@ impl Acl {
         self.0.iter().find(|e| e.tag == tag).map(|e| e.permissions.into())
     }
 
-    /// The tag whose permissions are the mode's group bits.
+    /// Returns the tag of the entry to which the mode's group bits correspond.
     fn group_class(&self) -> Tag {
         if self.permissions(Tag::Mask).is_some() { Tag::Mask } else { Tag::OwningGroup }
     }
 
-    /// The nine permission bits of a mode that correspond to the list.
+    /// Returns the nine permission bits of a mode that correspond to the list.
     pub fn mode(&self) -> u32 {
         let bits = |tag| self.permissions(tag).expect("a valid list has it");
         bits(Tag::Owner) << 6 | bits(self.group_class()) << 3 | bits(Tag::Others)
     }
 
-    /// Whether the mode bits alone express the list.
+    /// Returns whether the mode bits alone can express the list.
     pub fn is_minimal(&self) -> bool {
         self.0.len() == 3
     }
 
-    /// The list after a chmod of its file to `mode`.
+    /// Returns the list after a chmod of its file to `mode`.
     #[must_use]
     pub fn with_mode(mut self, mode: u32) -> Acl {
         let group = self.group_class();
@@ -139,8 +139,8 @@ impl Acl {
         self
     }
 
-    /// The list of a file created with `mode` in a directory with this default list: each class has
-    /// only the permissions that both allow.
+    /// Returns the access list of a file created with `mode` in a directory with this default list:
+    /// each class gets only the permissions that both the list and `mode` grant.
     #[must_use]
     pub fn for_new(self, mode: u32) -> Acl {
         let mode = self.mode() & mode;

@@ -4,7 +4,7 @@ fn entry(tag: Tag, permissions: u16, id: u32) -> Entry {
     Entry { tag, permissions, id }
 }
 
-/// A list as setfacl makes it: `u::rw-,u:1000:rwx,g::r--,m::rwx,o::---`.
+/// The list that setfacl makes of `u::rw-,u:1000:rwx,g::r--,m::rwx,o::---`.
 fn sample() -> Vec<Entry> {
     vec![
         entry(Tag::Owner, 6, NOBODY),

@@ -1,4 +1,5 @@
-//! Allocation groups: bitmaps with two copies each, and the index that names the current copy.
+//! Allocation groups: two copies of each group's bitmap, and the index that selects the current
+//! copy.
 //!
 //! Group `g` covers blocks `[g * GROUP_BLOCKS, (g + 1) * GROUP_BLOCKS)`. Its bitmap is one block:
 //! bit `i` (byte `i / 8`, bit `i % 8`) is set when block `g * GROUP_BLOCKS + i` is owned. Copy `h`
@@ -10,11 +11,11 @@ use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Error, Generation, Result};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Blocks of an allocation group: as many as one bitmap block has bits (128 MiB).
+/// Blocks of an allocation group: the number of bits in a bitmap block (128 MiB).
 pub const GROUP_BLOCKS: u64 = (BLOCK_SIZE * 8) as u64;
 
 const INDEX_MAGIC: [u8; 8] = *b"KEDGEALI";
-/// Entries of one index block.
+/// Number of entries in one index block.
 pub const INDEX_ENTRIES: usize = (BLOCK_SIZE - size_of::<IndexHeader>()) / size_of::<RawEntry>();
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -59,18 +60,18 @@ const CRC_AT: usize = std::mem::offset_of!(IndexHeader, crc);
 pub struct GroupEntry {
     pub bitmap_crc: u32,
     pub free_blocks: u32,
-    /// 0 or 1: which copy of the bitmap is current.
+    /// The number of the current copy of the bitmap, 0 or 1.
     pub copy: u8,
 }
 
-/// CRC of a bitmap block, as the index records it. The CRC also covers the group's number, so a
-/// bitmap in the wrong place fails.
+/// Returns the CRC of a bitmap block that the index stores. It also covers the group's number, so
+/// that a bitmap of another group fails the check.
 pub fn bitmap_crc(group: u64, bitmap: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&group.to_le_bytes()), bitmap)
 }
 
-/// Encodes one index block; `entries` are those of the groups from `first_group`, at most
-/// [`INDEX_ENTRIES`].
+/// Encodes one index block. `entries` are the entries of consecutive groups from `first_group`, at
+/// most [`INDEX_ENTRIES`].
 pub fn encode_index_block(
     uuid: &uuid::Uuid,
     generation: Generation,
@@ -103,7 +104,7 @@ pub fn encode_index_block(
     out[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Decodes the index block at `block`, which must be of `generation` and start at `first_group`.
+/// Decodes the index block at `block`, which must have this generation and start at `first_group`.
 pub fn decode_index_block(
     bytes: &[u8],
     block: BlockNo,

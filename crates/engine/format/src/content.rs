@@ -1,30 +1,30 @@
-//! Recognises the present contents of a device by the signatures of file systems and other formats,
-//! so that mkfs does not overwrite data by mistake, and an error can name what was found instead of
-//! KedgeFS.
+//! Recognises what a device contains by the signatures of file systems and other formats. So mkfs
+//! does not overwrite data by mistake, and an error names what was found instead of KedgeFS.
 //!
-//! A signature is a few bytes at a fixed place. It names a format and does not show that the rest
-//! is valid.
+//! A signature is a few bytes at a fixed offset. It identifies a format; the rest of the data may
+//! be invalid all the same.
 
 use crate::superblock::{SLOTS, Superblock};
 use kedge_base::BLOCK_SIZE;
 
-/// Bytes from the beginning of a device that [`Content::of`] needs; of a smaller device, all.
+/// Number of bytes from the start of a device that [`Content::of`] needs. A smaller device is
+/// passed as a whole.
 pub const HEAD_BYTES: usize = 128 << 10;
-/// A device counts as blank if this many bytes are zero, since the data of an unknown format rarely
-/// starts later.
+/// A device counts as blank if its first `BLANK_BYTES` are zero, since the data of an unknown
+/// format rarely starts later.
 const BLANK_BYTES: usize = 64 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
-    /// Zeros.
+    /// The beginning of the device is zero.
     Blank,
     KedgeFs,
-    /// Another format, by name.
+    /// Another format, with its name for messages.
     Other(&'static str),
 }
 
-/// (name, offset of the magic, magic). The first match is taken, and file systems come first, since
-/// a boot sector may precede a file system.
+/// Name, offset of the magic, magic. The first match counts. File systems come first, because a
+/// boot sector may precede a file system.
 const SIGNATURES: &[(&str, usize, &[u8])] = &[
     ("an ext2, ext3 or ext4 file system", 1024 + 56, &[0x53, 0xef]),
     ("an XFS file system", 0, b"XFSB"),
@@ -55,10 +55,10 @@ const SIGNATURES: &[(&str, usize, &[u8])] = &[
 ];
 
 impl Content {
-    /// The name of data without a known signature.
+    /// Name for data without a known signature.
     pub const UNKNOWN: &'static str = "data of an unknown kind";
 
-    /// Recognises the contents by the first [`HEAD_BYTES`] of a device.
+    /// Recognises the contents of a device by its first [`HEAD_BYTES`].
     pub fn of(head: &[u8]) -> Content {
         let has = |offset: usize, magic: &[u8]| head.get(offset..).is_some_and(|at| at.starts_with(magic));
         let slots = SLOTS.map(|slot| slot.byte_offset() as usize);
@@ -74,7 +74,7 @@ impl Content {
         }
     }
 
-    /// A name for messages; `None` for a blank device.
+    /// Returns a name for messages, or `None` for a blank device.
     pub fn name(self) -> Option<&'static str> {
         match self {
             Content::Blank => None,

@@ -1,49 +1,49 @@
-//! Copies of the superblock: where they lie.
+//! Locations of the copies of the superblock.
 //!
 //! # Places
 //! 1. The blocks whose numbers are powers of two, from block 4096 (16 MiB) on, as far as they lie
 //!    in the data area.
 //! 2. The last block of the image.
 //!
-//! A place that a moved map covers is left out.
+//! Blocks that moved allocation maps occupy hold no copy.
 //!
-//! All of them belong to the format and are never a file's or a node's. Two hold a copy that
-//! checkpoints keep up to date ([`Geometry::current_copies`]): the last place of rule 1, which lies
-//! in the upper half of the image, and the last block. The others are spare, and hold what was
-//! written before the image grew.
+//! The format owns all these blocks; no file and no node uses them. Checkpoints keep two copies up
+//! to date ([`Geometry::current_copies`]): the last place of rule 1, which lies in the upper half
+//! of the image, and the last block. The other places are spare: they hold the copies written
+//! before the image grew.
 //!
-//! The places of rule 1 do not depend on the size. So a repair finds a copy although it does not
-//! know the image, by reading a few blocks ([`places_on`]), and a growth adds places in the new
-//! blocks only. Places that the superblock names, such as the middle block, could be found only by
-//! a search of the whole device.
+//! The places of rule 1 do not depend on the image's size. So a repair that does not know the image
+//! finds a copy by reading a few blocks ([`places_on`]), and growth adds places only in the new
+//! blocks. The rejected alternative is places relative to the size, such as the middle block: a
+//! repair could find these only by a search of the whole device.
 //!
 //! # Invariants
 //! 1. A copy is written after the slot of its checkpoint is durable. So the copy is never newer
 //!    than the slots, and everything to which it points is durable before the copy is. It may be
 //!    older: its write needs no flush of its own.
 //! 2. A mount reads no copy. fsck uses one only if no slot is valid.
-//! 3. A copy that is older than the last checkpoint may point to blocks that were used again. Nodes
-//!    have generations, tags and checksums, which show it.
+//! A copy that is older than the last checkpoint may point to blocks that have been reused. The
+//! generations, tags and checksums of nodes reveal that.
 
 use crate::superblock::Geometry;
 use kedge_base::BlockNo;
 
-/// The first place of rule 1: block 2^12, at 16 MiB.
+/// Exponent of the first place of rule 1: block 2^12, at 16 MiB.
 const FIRST_POWER: u32 = 12;
 
-/// The powers of two from the first place on, below `end`.
+/// Returns the powers of two from the first place on, below `end`.
 fn powers(end: u64) -> impl Iterator<Item = u64> {
     (FIRST_POWER..u64::BITS).map(|power| 1 << power).take_while(move |block| *block < end)
 }
 
-/// Every block of a device of `device_blocks` blocks that may hold a copy of an image that fills
-/// the device, and the places of rule 1 of an image that does not.
+/// Returns every block of a device of `device_blocks` blocks that may hold a copy: all places if
+/// the image fills the device, and the places of rule 1 if the image is smaller.
 pub fn places_on(device_blocks: u64) -> impl Iterator<Item = BlockNo> {
     let last = device_blocks.saturating_sub(1);
     powers(last).chain((device_blocks > 0).then_some(last)).map(BlockNo)
 }
 
-/// Whether the blocks from `start` to `end` include a place of a copy, in an image of `total`
+/// Returns whether the blocks `[start, end)` include a place of a copy, in an image of `total`
 /// blocks whose data area starts at `data_start`. Moved maps are not considered.
 pub fn overlap(start: u64, end: u64, data_start: u64, total: u64) -> bool {
     let power = start.max(data_start).max(1 << FIRST_POWER).checked_next_power_of_two();
@@ -51,7 +51,7 @@ pub fn overlap(start: u64, end: u64, data_start: u64, total: u64) -> bool {
 }
 
 impl Geometry {
-    /// The places of copies, in ascending order. Empty in an image without the feature.
+    /// Returns the places of copies in ascending order. An image without the feature has none.
     pub fn copies(&self) -> impl Iterator<Item = BlockNo> + use<> {
         let last = if self.has_copies() { self.total_blocks.saturating_sub(1) } else { 0 };
         let (data_start, maps) = (self.data_start.0, self.moved_maps());
@@ -59,7 +59,7 @@ impl Geometry {
         powers.chain((last > 0).then_some(last)).map(BlockNo)
     }
 
-    /// The places that hold a copy of the last checkpoint: the last two.
+    /// Returns the places that hold a copy of the last checkpoint's superblock: the last two.
     pub fn current_copies(&self) -> impl Iterator<Item = BlockNo> + use<> {
         let spare = self.copies().count().saturating_sub(2);
         self.copies().skip(spare)

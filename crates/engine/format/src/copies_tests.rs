@@ -63,7 +63,7 @@ fn a_growth_moves_only_the_last_place() {
 
 #[test]
 fn no_place_lies_in_moved_maps() {
-    // The maps move to the first new block, which is a power of two.
+    // The allocation maps move to the first new block, whose number is a power of two.
     let small = geometry(128 * MIB);
     let large = small.grown(1 << 40).unwrap();
     assert_eq!(large.moved_maps().start, 128 * MIB / BLOCK);
@@ -101,7 +101,7 @@ fn a_copy_is_valid_at_its_places_only_and_is_no_slot() {
     let last = sb.geometry.copies().last().unwrap();
     assert!(Superblock::decode_copy(&bytes, last, blocks - 1).is_err(), "the device is too short");
     sb.encode(&mut bytes);
-    assert!(Superblock::decode_copy(&bytes, last, blocks).is_err(), "a slot is no copy");
+    assert!(Superblock::decode_copy(&bytes, last, blocks).is_err(), "a slot is not a copy");
     for at in (0..512).step_by(3) {
         sb.encode_copy(&mut bytes);
         bytes[at] ^= 0x10;

@@ -1,21 +1,21 @@
 //! Reference counts of blocks that several files share.
 //!
 //! # Rules
-//! 1. An image has them if [`crate::superblock::INCOMPAT_CLONES`] is set, which the first clone
-//!    does.
-//! 2. A *count item* says how many extents of its tree refer to each block of a run. Its key is
-//!    under inode 0, and the key's offset is the first block of the run. Runs of one tree do not
-//!    overlap, and none crosses an allocation group.
+//! 1. An image may have reference counts if [`crate::superblock::INCOMPAT_CLONES`] is set. The
+//!    first clone sets it.
+//! 2. A *count item* stores how many extents of its tree refer to each block of a run. Its key has
+//!    inode 0, and the key's offset is the first block of the run. Runs of one tree do not overlap,
+//!    and no run crosses an allocation group.
 //! 3. An extent whose blocks have counts is marked ([`crate::item::ExtentItem::counted`]). Each of
-//!    its blocks lies in the run of a count item with the birth of the extent. Each block of a run
-//!    is referred to by as many marked extents of the tree as the item says, and by no other
-//!    extent.
-//! 4. The count item, not the extent, is what owns the blocks: a tree frees them when the last
-//!    extent is gone and the item with it, and a tree or point that is deleted frees what its count
-//!    items name, once each, and nothing for its marked extents.
+//!    its blocks lies in the run of a count item with the extent's birth. The number of marked
+//!    extents of the tree that refer to a block of a run equals the item's count, and no other
+//!    extent refers to the block.
+//! 4. The count item, not the extent, owns the blocks. A tree frees blocks when their last extent
+//!    and with it the count item is removed. Deletion of a tree or a point frees the blocks of its
+//!    count items, once each, and frees nothing for its marked extents.
 //!
-//! The birth decides, as for an extent, whether the blocks belong to a point: see
-//! [`crate::trees`]. Each tree counts its own references.
+//! The birth decides whether the blocks belong to a point, as it does for an extent: see
+//! [`crate::trees`]. Each tree counts only its own references.
 
 use crate::item::{BIRTH_MAX, EXTENT_BLOCKS_MAX};
 use crate::{ItemKind, Key};
@@ -23,13 +23,13 @@ use kedge_base::{BlockNo, CorruptKind, Error, Extent, Ino, Result};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The references to each block of a run that starts at the offset of the item's key.
+/// The reference count of each block of a run. The run starts at the offset of the item's key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CountItem {
     pub blocks: u32,
-    /// Extents that refer to each of the blocks.
+    /// Number of extents that refer to each of the blocks.
     pub count: u32,
-    /// The birth of the blocks, as in the extents.
+    /// The birth of the blocks, equal to the birth of the extents that refer to them.
     pub birth: u32,
 }
 
@@ -47,8 +47,8 @@ crate::layout::layout!(LAYOUT: RawCount, CountItem::SIZE, {
     birth: 8, 4, "that of the blocks";
 });
 
-/// The key of the item whose run starts at this block, in the tree of an inode or of any other of
-/// its inodes.
+/// Returns the key of the count item for the run that starts at block `start`, in the tree to which
+/// inode `tree` belongs; any inode of the tree will do.
 pub const fn key(tree: Ino, start: BlockNo) -> Key {
     Key::new(tree, ItemKind::Count, start.0)
 }
@@ -56,7 +56,7 @@ pub const fn key(tree: Ino, start: BlockNo) -> Key {
 impl CountItem {
     pub const SIZE: usize = 12;
 
-    /// The blocks of the item under a key with this offset.
+    /// Returns the run of blocks that the item counts, for a key with the offset `start`.
     pub fn extent(&self, start: u64) -> Extent {
         Extent::new(BlockNo(start), self.blocks as u64)
     }
@@ -69,7 +69,7 @@ impl CountItem {
         })
     }
 
-    /// Decodes the item under a key with the offset `start`.
+    /// Decodes the value of a count item whose key has the offset `start`.
     pub fn decode(start: u64, bytes: &[u8]) -> Result<CountItem> {
         let bad = |what: String| Error::corrupt(CorruptKind::Item, BlockNo(start), what);
         let raw = RawCount::read_from_bytes(bytes)

@@ -1,27 +1,28 @@
-//! File data in the tree: the beginning of a small file.
+//! File data in the tree: the first block of a small file.
 //!
 //! # Rules
-//! 1. An image may have it if [`crate::superblock::INCOMPAT_INLINE`] is set. The superblock then
-//!    names the longest item, 1 to [`INLINE_MAX`] bytes.
+//! 1. An image may have inline items if [`crate::superblock::INCOMPAT_INLINE`] is set. The
+//!    superblock then stores the maximum length of an item, 1 to [`INLINE_MAX`] bytes.
 //! 2. An *inline item* holds the bytes of file block 0 of a regular file. The offset of its key is
 //!    0. Bytes of the block after the end of the item are zeros.
 //! 3. An inline item is at least one byte long, and not longer than its file.
 //! 4. A file with an inline item has no extent over file block 0. It may have extents after it.
-//! 5. An inline item takes no block: it counts neither for the blocks of its inode nor for a limit.
-//!    The checksum of its node is the checksum of its bytes.
+//! 5. An inline item occupies no block: it counts neither towards the blocks of its inode nor
+//!    towards a limit. The checksum of its tree node protects its bytes.
 
 use crate::{ItemKind, Key};
 use kedge_base::{BlockNo, CorruptKind, Error, Ino, Result};
 
-/// Longest inline item that an image may allow, in bytes. A leaf holds seven of them.
+/// Largest maximum length of inline items that an image may set, in bytes. A leaf has room for
+/// seven items of this length.
 pub const INLINE_MAX: usize = 2048;
 
-/// The key of the inline item of a file.
+/// Returns the key of the inline item of a file.
 pub const fn key(ino: Ino) -> Key {
     Key::new(ino, ItemKind::Inline, 0)
 }
 
-/// The bytes of an inline item of an image whose items have up to `max` bytes.
+/// Returns the bytes of an inline item, in an image whose items have at most `max` bytes.
 pub fn decode(ino: Ino, value: &[u8], max: u64) -> Result<&[u8]> {
     if value.is_empty() || value.len() as u64 > max.min(INLINE_MAX as u64) {
         let what = format!("inode {ino}: an inline item of {} bytes", value.len());

@@ -1,10 +1,10 @@
-//! The inode core: the fields that stat(2) shows, and those that recovery needs.
+//! The inode core: the fields that stat(2) reports and the fields that recovery needs.
 
 use kedge_base::{BlockNo, CorruptKind, Error, Ino, Result, Timespec};
 use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Type bits of a mode.
+/// The file type, with the value of the type bits in a mode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum FileKind {
     Fifo,
@@ -33,7 +33,7 @@ impl FileKind {
         (self.dtype() as u32) << 12
     }
 
-    /// The `d_type` of directory entries, which is also the mode's type bits shifted down.
+    /// Returns the `d_type` of directory entries, which equals the mode's type bits shifted down.
     pub const fn dtype(self) -> u8 {
         match self {
             FileKind::Fifo => 1,
@@ -80,7 +80,7 @@ impl FileFlags {
         self.0
     }
 
-    /// `None` if a bit is set that has no meaning here.
+    /// Returns `None` if `bits` has a bit that is not a flag of this format.
     pub const fn from_bits(bits: u32) -> Option<FileFlags> {
         if bits & !Self::ALL == 0 { Some(FileFlags(bits)) } else { None }
     }
@@ -89,7 +89,7 @@ impl FileFlags {
         FileFlags(bits & Self::ALL)
     }
 
-    /// Whether any of `other` is set.
+    /// Returns whether any flag of `other` is set.
     pub const fn has(self, other: FileFlags) -> bool {
         self.0 & other.0 != 0
     }
@@ -99,7 +99,7 @@ impl FileFlags {
         FileFlags(self.0 & !other.0)
     }
 
-    /// The flags that a new inode inherits from a directory with these flags.
+    /// Returns the flags that a new inode inherits from a directory with these flags.
     #[must_use]
     pub const fn inherited(self) -> FileFlags {
         FileFlags(self.0 & Self::INHERITED)
@@ -114,25 +114,26 @@ impl std::ops::BitOr for FileFlags {
     }
 }
 
-/// Decoded inode core.
+/// A decoded inode core.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct InodeCore {
     pub mode: u32,
     pub flags: u32,
     pub uid: u32,
     pub gid: u32,
-    /// Directories: 2 + number of subdirectories.
+    /// Link count. For a directory, 2 + number of subdirectories.
     pub nlink: u32,
-    /// The limit that it counts for ([`crate::limits`]), or 0.
+    /// The number of the limit towards which the inode counts ([`crate::limits`]); 0 if it has no
+    /// limit.
     pub limit: u32,
-    /// Bytes; for a directory, the number of its entries without "." and "..".
+    /// Size in bytes; for a directory, the number of its entries without "." and "..".
     pub size: u64,
-    /// Allocated 4 KiB blocks.
+    /// Number of allocated 4 KiB blocks.
     pub blocks: u64,
     pub rdev: u64,
-    /// For a directory, the directory that contains it (the root contains itself); else 0.
+    /// For a directory, the directory that contains it (the root contains itself); otherwise 0.
     pub parent: Ino,
-    /// Counts every change (statx change cookie).
+    /// Incremented by every change (the change cookie of statx).
     pub change: u64,
     pub atime: Timespec,
     pub mtime: Timespec,
@@ -154,7 +155,7 @@ struct RawInode {
     rdev: U64,
     parent: U64,
     change: U64,
-    /// atime, mtime, ctime, btime.
+    /// In the order atime, mtime, ctime, btime.
     sec: [I64; 4],
     nsec: [U32; 4],
 }
@@ -176,17 +177,17 @@ crate::layout::layout!(LAYOUT: RawInode, InodeCore::SIZE, {
 });
 
 impl InodeCore {
-    /// Bytes of the item's value.
+    /// Length of the encoded core in bytes.
     pub const SIZE: usize = 112;
 
     pub fn kind(&self) -> Option<FileKind> {
         FileKind::from_mode(self.mode)
     }
 
-    /// The flags in effect, if the image may have any
+    /// Returns the flags in effect, provided that the image may have flags
     /// ([`Geometry::file_flags`](crate::superblock::Geometry::file_flags)). Flags of an inode that
-    /// is neither file nor directory have no effect: only a damaged image has them, and no call
-    /// could clear them.
+    /// is neither a file nor a directory have no effect: only a damaged image has such flags, and
+    /// no call could clear them.
     pub fn file_flags(&self) -> FileFlags {
         let flags = FileFlags::from_bits_truncate(self.flags);
         match self.kind() {
@@ -195,7 +196,7 @@ impl InodeCore {
         }
     }
 
-    /// Whether size and blocks are small enough for sums without overflow.
+    /// Returns whether size and block count are small enough for sums without overflow.
     pub(crate) fn is_possible(&self) -> bool {
         self.size <= crate::SIZE_MAX && self.blocks <= crate::BLOCKS_MAX
     }

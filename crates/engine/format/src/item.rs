@@ -1,4 +1,5 @@
-//! Values of the items that are not inode cores, and the name hash that places dentries and xattrs.
+//! Values of all items except inode cores, and the name hash that determines the keys of directory
+//! entries and extended attributes.
 
 use crate::FileKind;
 use crate::acl::Acl;
@@ -16,20 +17,20 @@ pub const NAME_MAX: usize = 255;
 pub const XATTR_VALUE_MAX: usize = 65536;
 /// Longest symlink target, in bytes.
 pub const SYMLINK_MAX: usize = 4095;
-/// Largest item value that a leaf must hold.
+/// Length in bytes of the largest item value. A leaf must have room for it.
 pub const VALUE_MAX: usize = 1 + NAME_MAX + XATTR_PART_MAX;
 /// Longest extent, in blocks: an extent does not cross an allocation group.
 pub const EXTENT_BLOCKS_MAX: u64 = 32768;
-/// Largest file size in bytes: every file block number fits 43 bits.
+/// Largest file size in bytes. It bounds file block numbers to 43 bits.
 pub const FILE_SIZE_MAX: u64 = (1 << 55) - 4096;
 
-/// Names whose hashes collide differ in the low bits of their slots; a lookup scans all ordinals of
-/// the hash.
+/// Number of slots for names with the same hash. Such names differ in the low bits of their slots,
+/// the *ordinal*; a lookup scans all ordinals of the hash.
 pub const SLOT_ORDINALS: u64 = 256;
 
-/// First slot (item offset) for a name: 55 bits of keyed hash, then 8 bits of ordinal, which start
-/// at 0. Never below 256, so that small directory cookies stay free for "." and "..", and always
-/// below 2^63, so that it is a valid off_t.
+/// Returns the first slot (item offset) for a name: 55 bits of keyed hash, then 8 bits of ordinal,
+/// which start at 0. A slot is never below 256, so that small directory cookies stay free for "."
+/// and "..", and always below 2^63, so that it is a valid off_t.
 pub fn name_slot(seed: &[u8; 16], name: &[u8]) -> u64 {
     let mut hasher = SipHasher13::new_with_key(seed);
     hasher.write(name);
@@ -45,7 +46,7 @@ pub struct Dentry<'a> {
 }
 
 impl<'a> Dentry<'a> {
-    /// Bytes of an encoded entry whose name has `name_len` bytes.
+    /// Returns the length in bytes of an encoded entry whose name has `name_len` bytes.
     pub const fn encoded_len(name_len: usize) -> usize {
         size_of::<DentryHead>() + name_len
     }
@@ -84,19 +85,19 @@ impl<'a> Dentry<'a> {
 /// An extended attribute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Xattr<'a> {
-    /// With its namespace prefix ("user.…").
+    /// The name with its namespace prefix ("user.…").
     pub name: &'a [u8],
     pub value: &'a [u8],
 }
 
 impl Xattr<'_> {
-    /// The item of an attribute whose value fits one item.
+    /// Encodes the item of an attribute whose value fits into one item.
     pub fn encode(&self) -> Vec<u8> {
         assert!(self.value.len() <= XATTR_PART_MAX, "a larger value takes several items");
         [&[self.name.len() as u8][..], self.name, self.value].concat()
     }
 
-    /// The items of the attribute, for its slot and the slots after it.
+    /// Encodes the attribute as items, for its slot and the slots after it.
     pub fn items(&self) -> Vec<Vec<u8>> {
         assert!(self.value.len() <= XATTR_VALUE_MAX, "attribute values are bounded by the format");
         if self.value.len() <= XATTR_PART_MAX {
@@ -113,7 +114,7 @@ fn large_head(name: &[u8], len: usize) -> Vec<u8> {
     [&[0, name.len() as u8][..], name, &(len as u32).to_le_bytes()].concat()
 }
 
-/// The slots that an attribute with a value of this length takes.
+/// Returns the number of slots that an attribute with a value of `value_len` bytes occupies.
 pub fn xattr_slots(value_len: usize) -> u64 {
     if value_len <= XATTR_PART_MAX { 1 } else { 1 + value_len.div_ceil(XATTR_PART_MAX) as u64 }
 }
@@ -123,14 +124,14 @@ pub fn xattr_slots(value_len: usize) -> u64 {
 /// ```text
 /// Small   name length 1 · name · value (up to 4096 bytes)
 /// Large   0 · name length 1 · name · value length 4 (4097 to 65536)
-/// Part    0 · 0 · index 1 · bytes (4096, those of the last part: the rest)
+/// Part    0 · 0 · index 1 · bytes (4096; the last part has the remaining bytes)
 /// ```
 /// The parts of a large value are in the slots after its `Large` item, in order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum XattrItem<'a> {
-    /// An attribute with its value.
+    /// An attribute whose value is in this item.
     Small(Xattr<'a>),
-    /// An attribute whose value has this length and is stored in parts.
+    /// An attribute whose value has `len` bytes and is stored in parts.
     Large {
         name: &'a [u8],
         len: usize,
@@ -169,7 +170,7 @@ impl<'a> XattrItem<'a> {
         }
     }
 
-    /// The attribute's name; a part has none.
+    /// Returns the attribute's name; a part has none.
     pub fn name(&self) -> Option<&'a [u8]> {
         match self {
             XattrItem::Small(Xattr { name, .. }) | XattrItem::Large { name, .. } => Some(name),
@@ -177,7 +178,8 @@ impl<'a> XattrItem<'a> {
         }
     }
 
-    /// The item with this name, if it has a name, and zeros for its bytes of the value.
+    /// Encodes this item with `name` in place of its name, if it has a name, and with zeros in
+    /// place of the bytes of its value.
     pub fn blank(&self, name: &[u8]) -> Vec<u8> {
         match *self {
             XattrItem::Small(xattr) => Xattr { name, value: &vec![0; xattr.value.len()] }.encode(),
@@ -186,13 +188,13 @@ impl<'a> XattrItem<'a> {
         }
     }
 
-    /// Whether the value is a valid access control list.
+    /// Returns whether the value is a valid access control list.
     pub fn is_acl(&self) -> bool {
         matches!(self, XattrItem::Small(xattr) if Acl::decode(xattr.value).is_some())
     }
 }
 
-/// The parts of a large value that have not been read yet.
+/// The parts of a large value that have yet to be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct XattrRest {
     slot: u64,
@@ -201,12 +203,12 @@ pub struct XattrRest {
 }
 
 impl XattrRest {
-    /// All parts of a value of this length whose `Large` item is in `slot`.
+    /// Expects all parts of a value of `len` bytes whose `Large` item is in `slot`.
     pub fn new(slot: u64, len: usize) -> XattrRest {
         XattrRest { slot: slot.saturating_add(1), index: 0, left: len }
     }
 
-    /// Takes the next part. Returns false if `item` is not the next part.
+    /// Takes the next part. Returns false if `item` in `slot` is not the next part.
     pub fn take(&mut self, slot: u64, item: XattrItem<'_>) -> bool {
         let XattrItem::Part { index, bytes } = item else { return false };
         let fits = (slot, index) == (self.slot, self.index) && bytes.len() == self.left.min(XATTR_PART_MAX);
@@ -217,29 +219,29 @@ impl XattrRest {
         fits
     }
 
-    /// The slot of the next part; `None` after the last.
+    /// Returns the slot of the next part, or `None` after the last.
     pub fn next_slot(&self) -> Option<u64> {
         (self.left > 0).then_some(self.slot)
     }
 }
 
-/// Whether all blocks of a run have byte offsets.
+/// Returns whether the byte offsets of all blocks of a run fit into a `u64`.
 pub(crate) fn fits(start: u64, blocks: u64) -> bool {
     start.checked_add(blocks).is_some_and(|end| end <= crate::BLOCKS_MAX)
 }
 
-/// The blocks of an extent. Its first file block is the offset of the item's key.
+/// The blocks of an extent. The offset of the item's key is the extent's first file block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExtentItem {
     pub start: BlockNo,
     pub blocks: u32,
     /// Allocated by fallocate and never written: reads as zeros.
     pub unwritten: bool,
-    /// When the blocks were allocated, in forks of the image: see [`crate::trees`]. 0 in an image
-    /// that was never forked.
+    /// Number of the period between two forks in which the blocks were allocated: see
+    /// [`crate::trees`]. 0 in an image that was never forked.
     pub birth: u32,
-    /// Whether other extents of the tree may refer to the blocks too: a count item owns them
-    /// ([`crate::counts`]).
+    /// Whether other extents of the tree may also refer to the blocks. A count item then owns the
+    /// blocks ([`crate::counts`]).
     pub counted: bool,
 }
 
@@ -260,7 +262,7 @@ crate::layout::layout!(EXTENT_LAYOUT: RawExtent, ExtentItem::SIZE, {
     flags: 12, 4, "bit 0: unwritten, reads as zeros; the others: birth, 0 in an image with one tree";
 });
 
-/// The fields before a directory entry's name.
+/// The fields before the name of an encoded directory entry.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct DentryHead {
@@ -276,7 +278,8 @@ crate::layout::layout!(DENTRY_LAYOUT: DentryHead, 9, {
 impl ExtentItem {
     pub const SIZE: usize = 16;
     const UNWRITTEN: u32 = 1;
-    /// In the number of blocks, which never needs the bit.
+    /// Bit of the `blocks` field that stores [`ExtentItem::counted`]; the number of blocks never
+    /// needs this bit.
     const COUNTED: u32 = 1 << 31;
 
     pub fn extent(&self) -> Extent {
@@ -307,13 +310,13 @@ impl ExtentItem {
     }
 }
 
-/// Work that recovery must finish.
+/// Work that recovery must finish for an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Orphan {
-    /// The inode has no name: delete it.
+    /// The inode has no name: recovery deletes it.
     Unlinked = 1,
-    /// A truncate has set the size and not yet removed all blocks beyond it.
+    /// A truncate has set the size but may have left blocks beyond it: recovery frees them.
     Truncate = 2,
 }
 

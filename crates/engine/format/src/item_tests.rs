@@ -6,7 +6,7 @@ fn value(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i / 7) as u8).collect()
 }
 
-/// The value in the items, read as a mount and fsck read it.
+/// Assembles the value from its items as a mount and fsck do.
 fn read(items: &[Vec<u8>]) -> Option<Vec<u8>> {
     let mut items = items.iter().map(|item| XattrItem::decode(item).unwrap()).zip(700..);
     match items.next()?.0 {

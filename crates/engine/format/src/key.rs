@@ -2,35 +2,35 @@
 
 use kedge_base::Ino;
 
-/// The kind of an item. The numbers are on disk; their order is the order of an inode's items in
-/// the tree.
+/// The kind of an item. The numbers are on disk, and their order is the order of an inode's items
+/// in the tree.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 #[repr(u8)]
 pub enum ItemKind {
-    /// offset 0: [`crate::InodeCore`].
+    /// Offset 0; value: [`crate::InodeCore`].
     Inode = 1,
-    /// offset: name hash and ordinal ([`crate::item::name_slot`]); value:
+    /// Offset: name hash and ordinal ([`crate::item::name_slot`]); value:
     /// [`crate::item::XattrItem`].
     Xattr = 2,
-    /// offset 0: the target's bytes.
+    /// Offset 0; value: the bytes of the symlink's target.
     Symlink = 3,
-    /// offset: name hash and ordinal; value: [`crate::item::Dentry`]. The offset is also the
-    /// directory cookie.
+    /// Offset: name hash and ordinal, which is also the directory cookie; value:
+    /// [`crate::item::Dentry`].
     Dentry = 4,
-    /// offset: first file block; value: [`crate::item::ExtentItem`].
+    /// Offset: first file block; value: [`crate::item::ExtentItem`].
     Extent = 5,
-    /// Under inode 0, offset: the orphan's inode number; value: [`crate::item::Orphan`].
+    /// Under inode 0. Offset: the orphan's inode number; value: [`crate::item::Orphan`].
     Orphan = 6,
-    /// offset: first file block; value: [`crate::sums::SumsItem`].
+    /// Offset: first file block; value: [`crate::sums::SumsItem`].
     Sums = 7,
-    /// Under inode 0, offset: first block of a run; value: [`crate::counts::CountItem`].
+    /// Under inode 0. Offset: first block of a run; value: [`crate::counts::CountItem`].
     Count = 8,
-    /// offset 0: the bytes of the first file block ([`crate::inline`]).
+    /// Offset 0; value: the bytes of the first file block ([`crate::inline`]).
     Inline = 9,
 }
 
 impl ItemKind {
-    /// The contents of the key's offset, and of the value.
+    /// Describes the key's offset and the item's value, for [`ItemKind::table`].
     pub const fn contents(self) -> (&'static str, &'static str) {
         match self {
             ItemKind::Inode => ("0", "inode core"),
@@ -56,7 +56,7 @@ impl ItemKind {
         }
     }
 
-    /// The kinds as a Markdown table (`cargo xtask docs`).
+    /// Returns the kinds as a Markdown table (`cargo xtask docs`).
     pub fn table() -> String {
         let mut out = String::from("| kind | item | offset | value |\n|---|---|---|---|\n");
         for kind in ItemKind::ALL {
@@ -83,8 +83,8 @@ impl ItemKind {
     }
 }
 
-/// Key of an item. Field order is comparison order. `kind` is raw, so that any bytes make a key.
-/// The item decoder checks whether the kind is known.
+/// Key of an item. Keys compare by their fields in this order. `kind` is the raw number, so that
+/// any bytes decode to a key; the decoder of the item checks whether the kind is known.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct Key {
     pub ino: u64,
@@ -92,7 +92,7 @@ pub struct Key {
     pub offset: u64,
 }
 
-/// Names the bytes of an encoded key; all three numbers are big-endian.
+/// Layout of an encoded key. All three numbers are big-endian.
 #[allow(dead_code)]
 #[repr(C)]
 struct RawKey {
@@ -125,7 +125,7 @@ impl Key {
         Key::new(Ino(0), ItemKind::Orphan, ino.0)
     }
 
-    /// Big-endian, so that `memcmp` of encoded keys orders them.
+    /// Encodes the key big-endian, so that `memcmp` of encoded keys gives the order of keys.
     pub fn encode(&self) -> [u8; Key::SIZE] {
         let mut out = [0; Key::SIZE];
         out[..8].copy_from_slice(&self.ino.to_be_bytes());

@@ -1,5 +1,5 @@
-//! Layouts of the on-disk structures: asserted at compile time, and the source of the tables in
-//! `docs/FORMAT.md`.
+//! Layouts of the on-disk structures. They are asserted at compile time, and `cargo xtask docs`
+//! generates the tables in `docs/FORMAT.md` from them.
 
 /// A field of an on-disk structure.
 #[derive(Clone, Copy, Debug)]
@@ -7,11 +7,11 @@ pub struct Field {
     pub name: &'static str,
     pub offset: usize,
     pub bytes: usize,
-    /// A note for readers of the table; may be empty.
+    /// A note for readers of the generated table; may be empty.
     pub note: &'static str,
 }
 
-/// An on-disk structure, its fields in their order.
+/// An on-disk structure with its fields in order.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
     pub bytes: usize,
@@ -19,7 +19,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The fields as a Markdown table (`cargo xtask docs`).
+    /// Returns the fields as a Markdown table (`cargo xtask docs`).
     pub fn table(&self) -> String {
         let mut out = String::from("| offset | bytes | field | |\n|---|---|---|---|\n");
         for Field { name, offset, bytes, note } in self.fields {
@@ -29,9 +29,9 @@ impl Layout {
     }
 }
 
-/// `layout!(NAME: Struct, size, { field: offset, bytes, "note"; … })` makes `NAME` a [`Layout`] and
-/// asserts at compile time the size of the structure, and the offset and size of each field. Fields
-/// are listed in order and without gaps, so that none can be missing.
+/// `layout!(NAME: Struct, size, { field: offset, bytes, "note"; … })` defines `NAME` as a
+/// [`Layout`] and asserts at compile time the size of the structure and the offset and size of each
+/// field. The fields must be listed in order and without gaps, so that no field can be missing.
 macro_rules! layout {
     ($name:ident: $raw:ty, $size:expr, { $($field:ident: $offset:expr, $bytes:expr $(, $note:literal)?;)* }) => {
         const _: () = {
@@ -47,7 +47,7 @@ macro_rules! layout {
             )*
             assert!(end == $size && size_of::<$raw>() == $size, "fields are missing");
         };
-        /// Offsets and sizes, as asserted.
+        /// Field offsets and sizes of the structure, asserted at compile time.
         pub const $name: crate::layout::Layout = crate::layout::Layout {
             bytes: $size,
             fields: &[$(crate::layout::Field {

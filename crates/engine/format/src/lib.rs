@@ -41,28 +41,28 @@ pub mod trees;
 pub use inode::{FileFlags, FileKind, InodeCore};
 pub use key::{ItemKind, Key};
 
-/// The number of blocks that have byte offsets.
+/// Number of blocks whose byte offsets fit into a `u64`.
 pub const BLOCKS_MAX: u64 = u64::MAX / kedge_base::BLOCK_SIZE as u64;
-/// Longest value of an attribute that is stored in one item with its name. A longer value is
-/// split into parts of this size.
+/// Length in bytes of the longest attribute value that is stored in one item together with its
+/// name. A longer value is split into parts of this length.
 pub const XATTR_PART_MAX: usize = 4096;
-/// Highest inode number, since a superblock must be able to hold the next one.
+/// Highest inode number. It leaves room for the superblock to store the next inode number.
 pub const INO_MAX: u64 = superblock::OPEN_MAX - 1;
-/// Upper bound on file sizes in records and items, above the largest size that is allowed. Sums of
-/// offsets and lengths then stay far from overflow.
+/// Upper bound in bytes for file sizes in records and items, above [`item::FILE_SIZE_MAX`]. It
+/// keeps sums of offsets and lengths far from overflow.
 pub const SIZE_MAX: u64 = i64::MAX as u64;
 
-/// CRC32C of `bytes` as if the four bytes at `crc_at` were zero.
+/// Returns the CRC32C of `bytes` with the four bytes at `crc_at` taken as zero.
 pub(crate) fn crc_without(bytes: &[u8], crc_at: usize) -> u32 {
     let crc = crc32c::crc32c(&bytes[..crc_at]);
     let crc = crc32c::crc32c_append(crc, &[0; 4]);
     crc32c::crc32c_append(crc, &bytes[crc_at + 4..])
 }
 
-/// Recomputes the checksum of a metadata block, and the hashes of a log write or node, whatever the
-/// rest of it holds. For tests that damage images and need valid checksums. `bytes` are the whole
-/// block, node or log write of an image with this secret. Returns false if the magic is not one of
-/// this format.
+/// Recomputes the checksum of a metadata block, and the keyed hashes of a log write or a node,
+/// regardless of the other contents. Tests use it to damage images and keep the checksums valid.
+/// `bytes` is the whole block, node or log write of an image with this secret. Returns false if the
+/// magic is not a magic of this format.
 pub fn reseal(bytes: &mut [u8], secret: &logwrite::LogSecret) -> bool {
     let crc_at = match bytes.get(..8) {
         Some(b"KEDGEFS\0") => 12,

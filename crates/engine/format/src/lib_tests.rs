@@ -10,7 +10,7 @@ fn a_resealed_block_is_believed() {
     node::NodeMut::init(&mut bytes, &uuid, addr, generation, 0).seal(&SECRET);
     let valid = |bytes: &[u8]| node::NodeView::check(bytes, &uuid, addr, generation, 0).is_ok();
     assert!(valid(&bytes));
-    // In the free space between slots and heap.
+    // This byte is in the free space between slots and heap.
     bytes[node::NODE_SIZE / 2] ^= 1;
     assert!(!valid(&bytes));
     assert!(reseal(&mut bytes, &SECRET) && valid(&bytes));
@@ -25,7 +25,7 @@ fn foreign_and_short_bytes_are_left_alone() {
     }
 }
 
-/// Sums with numbers from an image must not overflow.
+/// Arithmetic on numbers from an image must not overflow.
 #[test]
 fn impossible_numbers_are_refused() {
     let extent = |start| item::ExtentItem {

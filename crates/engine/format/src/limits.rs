@@ -2,15 +2,15 @@
 //! use.
 //!
 //! # Numbers
-//! Each inode has the number of the limit that it counts for, 0 for none; a new inode has that of
-//! its directory. A limit inside another names that one as its *parent*. What an inode uses counts
-//! for its limit, and for each limit on the way of parents from there.
+//! Each inode has the number of the limit towards which it counts, or 0; a new inode inherits the
+//! number of its directory. A limit inside another limit has that limit as its *parent*. What an
+//! inode uses counts towards its limit and towards all ancestors of that limit.
 //!
 //! # Table
-//! The limits are entries of the table of trees ([`crate::trees`]), under the keys [`key`]. Numbers
-//! belong to a tree: a fork has limits of its own with the same numbers. Each checkpoint writes the
-//! entries whose counts have changed, and no log record changes them. Replay counts what its
-//! records change.
+//! The limits are entries of the table of trees ([`crate::trees`]), with the keys [`key`]. The
+//! numbers are local to a tree: a fork has its own limits with the same numbers. Each checkpoint
+//! writes the entries whose counts have changed. No log record changes the entries: replay
+//! recomputes the counts from the records that it applies.
 
 use crate::superblock::COUNTER_MAX;
 use crate::trees::TREES_MAX;
@@ -19,37 +19,38 @@ use kedge_base::{BlockNo, CorruptKind, Error, Ino, Result};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The kind of the keys of limits in the table of trees.
+/// The kind in the keys of limits, in the table of trees.
 pub(crate) const LIMIT_KIND: u8 = 2;
-/// Numbers of limits are below this.
+/// Upper bound (exclusive) of the numbers of limits.
 pub const LIMITS_MAX: u32 = 1 << 24;
-/// Most limits on the way of parents from a limit, itself included.
+/// Maximum number of limits from a limit up to its topmost ancestor, both included.
 pub const DEPTH_MAX: usize = 32;
 
-/// The key of the entry of a limit of a tree.
+/// Returns the key of the table entry of limit `number` in tree `tree`.
 pub const fn key(tree: u32, number: u32) -> Key {
     Key { ino: tree as u64, kind: LIMIT_KIND, offset: number as u64 }
 }
 
-/// The tree and the number of the limit that a key of the table names.
+/// Returns the tree and the number of the limit to which a table key refers; `None` if the key is
+/// not the key of a limit.
 pub fn number_of(key: &Key) -> Option<(u32, u32)> {
     let tree = u32::try_from(key.ino).ok().filter(|tree| *tree < TREES_MAX)?;
     let number = u32::try_from(key.offset).ok().filter(|number| (1..LIMITS_MAX).contains(number))?;
     (key.kind == LIMIT_KIND).then_some((tree, number))
 }
 
-/// An entry of the table of trees that describes a limit.
+/// An entry of the table of trees that stores a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LimitEntry {
-    /// The directory, by its number within the tree.
+    /// The limited directory, as an inode number within the tree.
     pub dir: Ino,
-    /// The limit that contains this one; 0 for none.
+    /// The number of the limit that contains this one; 0 if there is none.
     pub parent: u32,
-    /// Most blocks of file data; `None` for any number.
+    /// Maximum number of blocks of file data; `None` if unlimited.
     pub blocks_max: Option<u64>,
-    /// Most inodes, the directory included; `None` for any number.
+    /// Maximum number of inodes, the directory included; `None` if unlimited.
     pub inodes_max: Option<u64>,
-    /// What is in use.
+    /// Blocks and inodes in use.
     pub blocks: u64,
     pub inodes: u64,
 }
@@ -77,7 +78,7 @@ crate::layout::layout!(LAYOUT: Raw, LimitEntry::SIZE, {
 });
 
 impl LimitEntry {
-    /// Bytes of an encoded entry.
+    /// Length of an encoded entry in bytes.
     pub const SIZE: usize = 48;
 
     pub fn encode(&self) -> [u8; LimitEntry::SIZE] {
@@ -87,8 +88,8 @@ impl LimitEntry {
             spare: 0.into(),
             blocks_max: self.blocks_max.unwrap_or(0).into(),
             inodes_max: self.inodes_max.unwrap_or(0).into(),
-            // The counts of a corrupt image may pass their bounds. An entry must be readable all
-            // the same.
+            // In a corrupt image the counts may exceed their bounds. The entry must remain
+            // decodable.
             blocks: self.blocks.min(COUNTER_MAX).into(),
             inodes: self.inodes.min(COUNTER_MAX).into(),
         };

@@ -15,7 +15,7 @@ fn header(lsn: u64, payload: usize) -> WriteHeader {
     }
 }
 
-/// A write of one record.
+/// Returns a sealed log write with one record.
 fn sealed(lsn: u64, record: &[u8]) -> Vec<u8> {
     let header = header(lsn, FRAME_SIZE + record.len());
     let mut write = vec![0; header.blocks as usize * BLOCK_SIZE];
@@ -30,7 +30,7 @@ fn set_crc(write: &mut [u8]) {
     write[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// All checks of recovery on a write's bytes.
+/// Applies all checks of recovery to the bytes of a log write.
 fn is_believed(key: &LogKey, write: &[u8]) -> bool {
     WriteHeader::peek(key, write).is_some_and(|header| header.is_whole(key, write))
 }
@@ -52,8 +52,8 @@ fn a_write_reads_back_and_every_flipped_bit_is_noticed() {
     for bit in 0..write.len() * 8 {
         write[bit / 8] ^= 1 << (bit % 8);
         assert!(!is_believed(&KEY, &write), "bit {bit}");
-        // Only the checksum is corrected, which needs no key. The padding is the only part without
-        // a keyed hash.
+        // An attacker without the key can correct the CRC only. A keyed hash covers everything
+        // except the padding.
         if !(CRC_AT..CRC_AT + 4).contains(&(bit / 8)) && bit / 8 < HEADER_SIZE + FRAME_SIZE + 5000 {
             let mut forged = write.clone();
             set_crc(&mut forged);
@@ -74,7 +74,7 @@ fn a_short_or_long_write_is_not_whole() {
     assert!(!header.is_whole(&KEY, &write));
 }
 
-/// The key of another image, and of the same image without the secret.
+/// Checks a tag against the key of another image, and against a key with only the secret wrong.
 #[test]
 fn the_tag_needs_the_secret() {
     let write = sealed(0, b"abc");
@@ -89,8 +89,8 @@ fn the_tag_needs_the_secret() {
     }
 }
 
-/// Four bytes at `at` that give `write` the CRC32C `want`: the checksum is linear, so each bit of
-/// the four bytes flips fixed bits of the checksum.
+/// Computes four bytes at `at` that give `write` the CRC32C `want`: the checksum is linear, so each
+/// bit of the four bytes flips fixed bits of the checksum.
 fn collide(write: &mut [u8], at: usize, want: u32) {
     write[at..at + 4].fill(0);
     let base = crc_without(write, CRC_AT);
@@ -102,7 +102,7 @@ fn collide(write: &mut [u8], at: usize, want: u32) {
             (change, 1 << bit)
         })
         .collect();
-    // Elimination: afterwards row `bit` is the only row with that bit in its change.
+    // Gaussian elimination: afterwards only row `bit` has that bit in its change.
     let (mut need, mut bytes) = (base ^ want, 0);
     for bit in 0..32 {
         let pivot = (bit..32).find(|&i| rows[i].0 >> bit & 1 == 1).expect("a CRC has full rank");
@@ -124,7 +124,7 @@ fn collide(write: &mut [u8], at: usize, want: u32) {
     write[at..at + 4].copy_from_slice(&bytes.to_le_bytes());
 }
 
-/// The sector with the header is new. The other sectors hold what a user had planted in the ring: a
+/// The sector with the header is new. The other sectors hold what a user planted in the ring: a
 /// record with the same checksum as the record that was written.
 #[test]
 fn planted_sectors_behind_a_genuine_header_are_no_records() {
@@ -134,13 +134,13 @@ fn planted_sectors_behind_a_genuine_header_are_no_records() {
     let crc = u32::from_le_bytes(write[CRC_AT..CRC_AT + 4].try_into().unwrap());
     write[SECTOR..2 * SECTOR].fill(b'x');
     collide(&mut write, 2 * SECTOR, crc);
-    assert_eq!(crc_without(&write, CRC_AT), crc, "the checksum does not tell");
-    assert_eq!(WriteHeader::peek(&KEY, &write), Some(header), "nor does the header");
+    assert_eq!(crc_without(&write, CRC_AT), crc, "the checksum is correct");
+    assert_eq!(WriteHeader::peek(&KEY, &write), Some(header), "the header is valid");
     assert!(!header.is_whole(&KEY, &write));
 }
 
 proptest! {
-    /// Whatever a header holds, resealing and reading it neither panics nor reads beyond the write.
+    /// For any header contents, resealing and decoding neither panic nor read beyond the write.
     #[test]
     fn any_header_can_be_resealed_and_read(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         let mut write = sealed(0, b"abc");

@@ -1,4 +1,4 @@
-//! Tree nodes: 16 KiB, slotted, named by their own address.
+//! Tree nodes: 16 KiB, slotted, identified by their address.
 //!
 //! ```text
 //! 0        64                                heap_start                     16384
@@ -7,8 +7,8 @@
 //! ```
 //! Header, slot and child: [`HEADER_LAYOUT`], [`SLOT_LAYOUT`], [`CHILD_LAYOUT`].
 //!
-//! Keys are stored in the slots, apart from their values, so that a search reads one dense array
-//! and no value.
+//! Keys are stored in the slots, apart from the values, so that a search reads one dense array and
+//! no values.
 //!
 //! A *leaf* (level 0) holds items: any value of up to [`VALUE_MAX`] bytes. An *inner* node of level
 //! `n` holds children of level `n - 1`: the value is the child's address and generation, the key is
@@ -30,7 +30,8 @@
 //! 8. as an inner node has no child younger than itself: changing a child changes its parent.
 //!
 //! [`NodeView::check`] tests all of them on any bytes. [`NodeView::trusted`] and [`NodeMut`] take
-//! nodes that passed it or that this module built; on other bytes they may panic, never more.
+//! only nodes that passed the check or that this module built; on other bytes they may panic, but
+//! have no undefined behaviour.
 //!
 //! # A genuine node
 //! is a valid node whose `tag` is the SipHash-1-3 of the whole node, with the fields `tag` and
@@ -38,25 +39,26 @@
 //! [`NodeView::is_genuine`] tests it.
 //!
 //! A reader that follows a parent's pointer need not test the tag: the parent names address and
-//! generation, and the engine wrote a node there. A repair that searches for nodes in unreferenced
-//! blocks must test it, because it also reads blocks of files. A user who knows this format can
-//! read the uuid and compute a CRC, and so could put a leaf into a file. Such a user can try the
-//! following:
-//! - *Make up a leaf.* It needs a tag under 128 secret bits. A guess succeeds with one chance in
-//!   2^64 for each block.
+//! generation, and the engine wrote a node there. A repair that searches unreferenced blocks for
+//! nodes must test the tag, because such blocks may hold bytes of files. A user who knows this
+//! format can read the uuid and compute a CRC, and so could put a valid leaf into a file. Such a
+//! user can try the following:
+//! - *Make up a leaf.* It needs a tag under 128 secret bits. A guess succeeds with probability
+//!   2^-64 for each block.
 //! - *Copy a genuine node.* Its blocks do not belong to a file while the node exists, and no file
 //!   shows the previous contents of its blocks. A node also names its address, so a copy is valid
 //!   nowhere else.
-//! - *Keep the header of a genuine node that was freed, and replace the rest*, in blocks that a
-//!   file took and did not write completely. A tag over the header and the CRC would not suffice: a
-//!   CRC is linear, and four free bytes correct it. So the tag covers the whole node.
-//! - *Make the engine tag chosen bytes.* Under the same secret the engine hashes payloads of log
+//! - *Keep the header of a genuine node that was freed, and replace the rest.* This is possible in
+//!   blocks that a file then got and did not overwrite completely. A tag over the header and a CRC
+//!   over the rest would not suffice: a CRC is linear, and four free bytes correct it. So the tag
+//!   covers the whole node.
+//! - *Make the engine tag chosen bytes.* With the same secret the engine hashes payloads of log
 //!   writes, which begin with the length of a record. A node begins with the magic, which is not a
-//!   possible length. And the engine shows no tag.
+//!   possible length. And the engine does not reveal tags.
 //!
-//! A reader that follows a parent's pointer pays nothing for the tag. A checkpoint pays some ten
-//! microseconds for each node. The alternative was a keyed CRC, but a CRC stays linear whatever is
-//! mixed into it.
+//! The tag costs a reader that follows a parent's pointer nothing. It costs a checkpoint some ten
+//! microseconds for each node. The rejected alternative is a keyed CRC: a CRC stays linear whatever
+//! secret is mixed into it.
 
 use crate::item::VALUE_MAX;
 use crate::logwrite::LogSecret;
@@ -70,15 +72,15 @@ use std::ops::Range;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Blocks of a tree node.
+/// Length of a tree node in blocks.
 pub const NODE_BLOCKS: u64 = 4;
-/// Bytes of a tree node.
+/// Length of a tree node in bytes.
 pub const NODE_SIZE: usize = NODE_BLOCKS as usize * kedge_base::BLOCK_SIZE;
-/// Highest level of a node, and so of the root.
+/// Highest level of a node, and therefore of the root.
 pub const LEVEL_MAX: u8 = 16;
-/// Bytes of the value of an inner entry.
+/// Length in bytes of the value of an entry in an inner node.
 pub const CHILD_SIZE: usize = 16;
-/// Bytes a node has for slots and values.
+/// Bytes of a node that are available for slots and values.
 pub const NODE_PAYLOAD: usize = NODE_SIZE - HEADER;
 
 const MAGIC: [u8; 8] = *b"KEDGENOD";
@@ -100,7 +102,7 @@ struct Header {
     tag: U64,
 }
 
-/// Names the bytes of a slot; the code reads them in place.
+/// Layout of a slot. The code reads slots in place and never makes this structure.
 #[allow(dead_code)]
 #[repr(C)]
 struct RawSlot {
@@ -153,16 +155,16 @@ crate::layout::layout!(CHILD_LAYOUT: RawChild, CHILD_SIZE, {
     generation: 8, 8, "in which the child was born";
 });
 const _: () = assert!(NODE_SIZE <= u16::MAX as usize, "heap offsets are 16 bits");
-// Splitting a full leaf around an item of the largest size must leave two halves that both fit: see
-// the tree's split.
+// A full leaf that is split around an item of the largest size must become two halves that both
+// fit: see the tree's split.
 const _: () = assert!(3 * item_cost(VALUE_MAX) <= NODE_PAYLOAD);
 
-/// Bytes of a node that an item with a value of `len` bytes takes.
+/// Returns the bytes of a node that an item with a value of `len` bytes occupies.
 pub const fn item_cost(len: usize) -> usize {
     SLOT + len
 }
 
-/// Address of a child and the generation in which it was born.
+/// Address of a child node and the generation in which the child was born.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Child {
     pub addr: BlockNo,
@@ -180,7 +182,7 @@ impl Child {
     }
 }
 
-/// A key in the form that compares fastest: its first sixteen bytes as one number, and the last
+/// A key in the form that compares fastest: the first sixteen bytes as one number, and the last
 /// byte.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Packed(u128, u8);
@@ -212,20 +214,20 @@ fn slot_span(slot: &[u8; SLOT]) -> Range<usize> {
     offset..offset + len
 }
 
-/// Reads a node.
+/// Read access to a node.
 #[derive(Clone, Copy)]
 pub struct NodeView<'a> {
     bytes: &'a [u8; NODE_SIZE],
 }
 
 impl<'a> NodeView<'a> {
-    /// Takes bytes that are known to be a valid node. Panics on the wrong length.
+    /// Wraps bytes that are known to be a valid node. Panics if the length is wrong.
     #[inline]
     pub fn trusted(bytes: &'a [u8]) -> NodeView<'a> {
         NodeView { bytes: bytes.try_into().expect("a node has NODE_SIZE bytes") }
     }
 
-    /// Validates any bytes, by the rules in the module's head.
+    /// Validates arbitrary bytes by the rules in the module's head.
     pub fn check(
         bytes: &'a [u8],
         uuid: &uuid::Uuid,
@@ -309,8 +311,8 @@ impl<'a> NodeView<'a> {
         Ok(())
     }
 
-    /// Whether the engine wrote this node for this image: the tag is correct. See the head of the
-    /// module.
+    /// Returns whether the tag is correct, that is, whether the engine wrote this node for this
+    /// image. See "A genuine node" in the module's head.
     pub fn is_genuine(&self, secret: &LogSecret) -> bool {
         self.u64_at(TAG_AT) == tag(self.bytes, secret)
     }
@@ -330,7 +332,7 @@ impl<'a> NodeView<'a> {
         self.bytes[LEVEL_AT]
     }
 
-    /// Number of items or children.
+    /// Returns the number of items or children.
     #[inline]
     pub fn items(&self) -> usize {
         self.u16_at(ITEMS_AT)
@@ -340,7 +342,7 @@ impl<'a> NodeView<'a> {
         BlockNo(self.u64_at(ADDR_AT))
     }
 
-    /// The generation in which the node was born.
+    /// Returns the generation in which the node was born.
     pub fn generation(&self) -> Generation {
         Generation(self.u64_at(GENERATION_AT))
     }
@@ -349,7 +351,7 @@ impl<'a> NodeView<'a> {
         self.u16_at(HEAP_AT)
     }
 
-    /// Bytes of the heap that belong to no value.
+    /// Returns the bytes of the heap that belong to no value.
     fn garbage(&self) -> usize {
         self.u16_at(GARBAGE_AT)
     }
@@ -358,17 +360,18 @@ impl<'a> NodeView<'a> {
         HEADER + self.items() * SLOT
     }
 
-    /// Bytes free for slots and values, once compacted.
+    /// Returns the bytes that are free for slots and values, once the node is compacted.
     pub fn free_space(&self) -> usize {
         self.heap_start() - self.slots_end() + self.garbage()
     }
 
-    /// Bytes that the items take: what [`item_cost`] adds up to.
+    /// Returns the bytes that the items occupy: the sum of their [`item_cost`].
     pub fn used(&self) -> usize {
         NODE_PAYLOAD - self.free_space()
     }
 
-    /// The parts of the node that hold data: everything except the gap between slots and heap.
+    /// Returns the ranges of the node that hold data: everything except the gap between slots and
+    /// heap.
     pub fn occupied(&self) -> [Range<usize>; 2] {
         [0..self.slots_end(), self.heap_start()..NODE_SIZE]
     }
@@ -395,7 +398,7 @@ impl<'a> NodeView<'a> {
         &self.bytes[slot_span(&self.slots()[i])]
     }
 
-    /// Child `i` of an inner node.
+    /// Returns child `i` of an inner node.
     #[inline]
     pub fn child(&self, i: usize) -> Child {
         Child::decode(self.value(i).try_into().expect("inner values are children"))
@@ -414,9 +417,9 @@ impl<'a> NodeView<'a> {
         }
     }
 
-    /// [`NodeView::search`] that starts from a guess (interpolation). Keys between `low` and `high`
-    /// are often evenly spread, and in a node outside of the processor's caches each probe is a
-    /// miss. The result is correct for any bounds.
+    /// Does what [`NodeView::search`] does, starting from a guess (interpolation search). Keys
+    /// between `low` and `high` are often evenly spread, and in a node outside of the processor's
+    /// caches each probe is a cache miss. The result is correct for any bounds.
     #[inline]
     pub fn search_between(&self, key: &Key, low: &Key, high: Option<&Key>) -> Result<usize, usize> {
         let slots = self.slots();
@@ -432,8 +435,8 @@ impl<'a> NodeView<'a> {
         }
     }
 
-    /// The child of an inner node whose range holds the key: the last child whose lower bound is
-    /// not above it.
+    /// Returns the index of the child whose key range contains the key: the last child whose lower
+    /// bound is not above the key.
     #[inline]
     pub fn child_index(&self, key: &Key) -> usize {
         match self.search(key) {
@@ -442,21 +445,21 @@ impl<'a> NodeView<'a> {
         }
     }
 
-    /// Items in key order.
+    /// Iterates over the items in key order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (Key, &'a [u8])> + use<'a> {
         let bytes = self.bytes;
         self.slots().iter().map(move |s| (Packed::of_slot(s).key(), &bytes[slot_span(s)]))
     }
 }
 
-/// Index of the first slot whose key is not below `want`.
+/// Returns the index of the first slot whose key is not below `want`.
 #[inline(always)]
 fn lower_bound(slots: &[[u8; SLOT]], want: Packed) -> usize {
     let (mut low, mut high) = (0, slots.len());
     while low < high {
         let mid = usize::midpoint(low, high);
-        // A branch on purpose: the processor predicts it and fetches ahead. A conditional move
-        // would wait for each cache miss in turn.
+        // A branch on purpose: the processor predicts it and prefetches. A conditional move would
+        // serialize the cache misses.
         if Packed::of_slot(&slots[mid]) < want {
             low = mid + 1;
         } else {
@@ -466,8 +469,8 @@ fn lower_bound(slots: &[[u8; SLOT]], want: Packed) -> usize {
     low
 }
 
-/// The index of `want` if the `items` keys are spread evenly from `low` to `high`. `None` if a
-/// guess does not pay.
+/// Estimates the index of `want`, assuming that the `items` keys are spread evenly from `low` to
+/// `high`. Returns `None` if a guess does not pay.
 #[inline(always)]
 fn guess(want: Packed, low: &Key, high: &Key, items: usize) -> Option<usize> {
     let (low, high) = (Packed::of_key(low).0, Packed::of_key(high).0);
@@ -480,10 +483,10 @@ fn guess(want: Packed, low: &Key, high: &Key, items: usize) -> Option<usize> {
     Some(((part * items as f64) as usize).min(items - 1))
 }
 
-/// [`lower_bound`] that searches from `guess`, the index of a slot, in strides that double.
+/// Does what [`lower_bound`] does, searching from slot index `guess` in strides that double.
 #[inline(always)]
 fn lower_bound_near(slots: &[[u8; SLOT]], want: Packed, guess: usize) -> usize {
-    // The number of slots on a cache line.
+    // The number of slots on one cache line.
     let mut stride = 3;
     let (mut low, mut high) = (0, slots.len());
     if Packed::of_slot(&slots[guess]) < want {
@@ -510,7 +513,7 @@ fn lower_bound_near(slots: &[[u8; SLOT]], want: Packed, guess: usize) -> usize {
     low + lower_bound(&slots[low..high], want)
 }
 
-/// What the tag of a node must be.
+/// Computes the tag that a genuine node must have.
 fn tag(bytes: &[u8; NODE_SIZE], secret: &LogSecret) -> u64 {
     let mut header: [u8; HEADER] = bytes[..HEADER].try_into().expect("a node is longer");
     header[CRC_AT..CRC_AT + 4].fill(0);
@@ -521,13 +524,14 @@ fn tag(bytes: &[u8; NODE_SIZE], secret: &LogSecret) -> u64 {
     hasher.finish()
 }
 
-/// Changes a node. Tag and CRC are stale until [`NodeMut::seal`].
+/// Write access to a node. Tag and CRC are stale until [`NodeMut::seal`].
 pub struct NodeMut<'a> {
     bytes: &'a mut [u8; NODE_SIZE],
 }
 
 impl<'a> NodeMut<'a> {
-    /// Takes bytes that are known to be a valid node (CRC aside). Panics on the wrong length.
+    /// Wraps bytes that are known to be a valid node, except that the CRC may be stale. Panics if
+    /// the length is wrong.
     #[inline]
     pub fn trusted(bytes: &'a mut [u8]) -> NodeMut<'a> {
         NodeMut { bytes: bytes.try_into().expect("a node has NODE_SIZE bytes") }
@@ -576,8 +580,8 @@ impl<'a> NodeMut<'a> {
         self.bytes[GENERATION_AT..GENERATION_AT + 8].copy_from_slice(&generation.0.to_le_bytes());
     }
 
-    /// For the root pointer, which the tree keeps as a node in memory; nodes on the device never
-    /// change level.
+    /// Sets the level of the root pointer, which the tree keeps in memory in the form of a node.
+    /// Nodes on the device never change their level.
     pub fn set_level(&mut self, level: u8) {
         self.bytes[LEVEL_AT] = level;
     }
@@ -592,14 +596,14 @@ impl<'a> NodeMut<'a> {
         self.set_u16(at + 2, len);
     }
 
-    /// Replaces a key; the caller preserves the order.
+    /// Replaces the key of item `i`. The caller preserves the order of keys.
     pub fn set_key(&mut self, i: usize, key: &Key) {
         assert!(i < self.view().items());
         let at = NodeMut::slot_at(i);
         self.bytes[at..at + Key::SIZE].copy_from_slice(&key.encode());
     }
 
-    /// Copies a value into the free space, which must have room in one piece.
+    /// Copies a value into the free gap, which must be large enough, and returns its offset.
     fn place(&mut self, value: &[u8]) -> usize {
         if value.is_empty() {
             return NODE_SIZE;
@@ -618,8 +622,8 @@ impl<'a> NodeMut<'a> {
         }
     }
 
-    /// Inserts an item before item `i`; the caller preserves the order. Without room, returns false
-    /// and changes nothing.
+    /// Inserts an item before item `i`. The caller preserves the order of keys. If there is not
+    /// enough room, returns false and changes nothing.
     pub fn insert_at(&mut self, i: usize, key: &Key, value: &[u8]) -> bool {
         let items = self.view().items();
         assert!(i <= items);
@@ -636,8 +640,8 @@ impl<'a> NodeMut<'a> {
         true
     }
 
-    /// Adds an item after the others; the caller preserves the order and ensures that there is
-    /// room.
+    /// Adds an item after the last one. The caller preserves the order of keys and ensures that
+    /// there is room.
     pub fn append(&mut self, key: &Key, value: &[u8]) {
         assert!(self.insert_at(self.view().items(), key, value), "appended items fit");
     }
@@ -649,7 +653,7 @@ impl<'a> NodeMut<'a> {
         }
     }
 
-    /// Frees the heap bytes of a value.
+    /// Marks the heap bytes of a value as unused.
     fn release(&mut self, span: Range<usize>) {
         if span.start == self.view().heap_start() && !span.is_empty() {
             self.set_u16(HEAP_AT, span.end);
@@ -676,7 +680,7 @@ impl<'a> NodeMut<'a> {
         self.set_u16(GARBAGE_AT, 0);
     }
 
-    /// Keeps the first `items` items.
+    /// Keeps the first `items` items and removes the others.
     pub fn truncate(&mut self, items: usize) {
         assert!(items <= self.view().items());
         for i in items..self.view().items() {
@@ -689,7 +693,8 @@ impl<'a> NodeMut<'a> {
         }
     }
 
-    /// Replaces a value. Without room, returns false and changes nothing.
+    /// Replaces the value of item `i`. If there is not enough room, returns false and changes
+    /// nothing.
     pub fn replace_value(&mut self, i: usize, value: &[u8]) -> bool {
         let span = slot_span(&self.view().slots()[i]);
         if value.len() == span.len() {
@@ -700,7 +705,7 @@ impl<'a> NodeMut<'a> {
             return false;
         }
         self.release(span);
-        // Emptied first, so that a compaction does not move the old value.
+        // The value is emptied first, so that a compaction does not move the old bytes.
         self.set_span(i, NODE_SIZE, 0);
         self.make_contiguous(value.len());
         let offset = self.place(value);
@@ -708,13 +713,13 @@ impl<'a> NodeMut<'a> {
         true
     }
 
-    /// Mutable access to a value.
+    /// Returns mutable access to the value of item `i`.
     pub fn value_mut(&mut self, i: usize) -> &mut [u8] {
         let span = slot_span(&self.view().slots()[i]);
         &mut self.bytes[span]
     }
 
-    /// Closes the holes of the heap.
+    /// Moves the values together, so that the heap has no holes.
     pub fn compact(&mut self) {
         let mut heap = [0; NODE_SIZE];
         let mut at = NODE_SIZE;

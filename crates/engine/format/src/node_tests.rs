@@ -23,7 +23,7 @@ fn check(bytes: &[u8], level: u8) -> Result<NodeView<'_>> {
     NodeView::check(bytes, &UUID, ADDR, GENERATION, level)
 }
 
-/// Seals modified bytes, so that the checks after the CRC are reached.
+/// Seals the bytes after `tamper` has changed them, so that checks beyond the CRC run.
 fn reject(mut bytes: Vec<u8>, level: u8, tamper: impl FnOnce(&mut [u8]), want: &str) {
     tamper(&mut bytes);
     NodeMut::trusted(&mut bytes).seal(&SECRET);
@@ -42,7 +42,7 @@ fn a_tag_answers_for_each_bit_of_the_node_and_of_the_secret() {
         bytes[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
     };
     let (mut flipped, mut valid) = (0, 0);
-    // Each bit of the header and of the first slots, then one bit in each word.
+    // Covers each bit of the header and of the first slots, then one bit in each word.
     let places = (0..HEADER + 2 * SLOT).flat_map(|at| (0..8).map(move |bit| (at, bit)));
     for (at, bit) in places.chain((HEADER..NODE_SIZE).step_by(8).map(|at| (at, at / 8 % 8))) {
         if (CRC_AT..CRC_AT + 4).contains(&at) {
@@ -274,7 +274,7 @@ proptest! {
 
     #[test]
     fn no_bytes_make_the_check_panic(seed in any::<u64>(), head in proptest::collection::vec(any::<u8>(), 0..400)) {
-        // Random bytes after a plausible header and CRC.
+        // The node has random bytes after a plausible header and a correct CRC.
         let mut bytes = sample_leaf();
         let mut state = seed | 1;
         for (i, byte) in head.iter().enumerate() {

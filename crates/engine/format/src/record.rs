@@ -1,4 +1,5 @@
-//! Log records: one operation each, a list of edits that take effect together or not at all.
+//! Log records: one record for each operation, with a list of edits that take effect together or
+//! not at all.
 //!
 //! Edits are *logical* (keys and fields, never node addresses) and *absolute* (the new value, never
 //! a difference), and name every block they allocate or free. So applying them needs no decision,
@@ -12,7 +13,8 @@
 use crate::{InodeCore, Key};
 use kedge_base::{BlockNo, Error, Extent, Ino, Lsn, Result, Timespec};
 
-/// The operation of a record. For displays and statistics only: replay uses the edits alone.
+/// The operation that wrote a record. Only displays and statistics use it; replay uses the edits
+/// alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
 pub enum RecordOp {
@@ -23,17 +25,17 @@ pub enum RecordOp {
     Rename = 5,
     SetAttr = 6,
     Truncate = 7,
-    /// Data IO completed: extents, size, dropped log-resident ranges.
+    /// A data write has completed: extents, size, `Drop` edits of log-resident ranges.
     WriteBack = 8,
-    /// Small data in the log.
+    /// Small data is stored in the log.
     LogData = 9,
     Fallocate = 10,
     Xattr = 11,
-    /// Orphan cleanup, one bounded step.
+    /// One bounded step of the cleanup of an orphan.
     Reclaim = 12,
-    /// Time stamps that were pending in the inode.
+    /// Pending time stamps of an inode are recorded.
     Times = 13,
-    /// A range of a file becomes that of another, which shares its blocks.
+    /// A range of a file becomes a copy of a range of another file and shares its blocks.
     Clone = 14,
 }
 
@@ -60,7 +62,7 @@ impl RecordOp {
     }
 }
 
-/// Which fields an [`InodePatch`] sets. Bit numbers are on disk.
+/// The fields that an [`InodePatch`] sets. The bit numbers are on disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct InodeMask(pub u32);
 
@@ -80,12 +82,12 @@ impl InodeMask {
     pub const CTIME: InodeMask = InodeMask(1 << 12);
     pub const BTIME: InodeMask = InodeMask(1 << 13);
     pub const LIMIT: InodeMask = InodeMask(1 << 14);
-    /// The inode must not exist yet; fields not set are zero.
+    /// The patch creates the inode, which must not exist yet; fields that are not set are zero.
     pub const CREATE: InodeMask = InodeMask(1 << 31);
     pub const ALL_FIELDS: InodeMask = InodeMask((1 << 15) - 1);
 
-    /// Bits with the names of their fields and the bytes that these take in a record, in the order
-    /// in which they follow the mask.
+    /// The bits, with the names of their fields and the lengths of the fields in bytes, in the
+    /// order in which the fields follow the mask in a record.
     pub const FIELDS: [(InodeMask, &'static str, usize); 15] = [
         (InodeMask::MODE, "mode", 4),
         (InodeMask::FLAGS, "flags", 4),
@@ -130,7 +132,7 @@ impl std::ops::BitOrAssign for InodeMask {
     }
 }
 
-/// Sets fields of an inode core: those in `mask`, to the values in `core`.
+/// Sets the fields of an inode core that are in `mask` to their values in `core`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InodePatch {
     pub ino: Ino,
@@ -151,16 +153,16 @@ impl InodePatch {
     }
 }
 
-/// One edit, borrowed from its record.
+/// One edit, borrowed from the bytes of its record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Edit<'a> {
     Inode(InodePatch),
-    /// Inserts or replaces an item.
+    /// Inserts an item or replaces it.
     Put {
         key: Key,
         value: &'a [u8],
     },
-    /// Removes an item, which must exist.
+    /// Deletes an item, which must exist.
     Delete {
         key: Key,
     },
@@ -168,20 +170,21 @@ pub enum Edit<'a> {
     Alloc(Extent),
     /// Frees blocks, which must be allocated.
     Free(Extent),
-    /// File bytes whose newest durable copy is this record until a `Drop` covers them.
+    /// File bytes whose newest durable copy is in this record until a `Drop` covers their range.
     Data {
         ino: Ino,
         offset: u64,
         bytes: &'a [u8],
     },
-    /// Like `Data` with `len` zero bytes within one block: the rest of a block after a cut.
+    /// Like `Data`, with `len` zero bytes within one block: the rest of the last block after a
+    /// truncate or punch.
     Zero {
         ino: Ino,
         offset: u64,
         len: u64,
     },
-    /// Ends log residency of the bytes in the range: they are in place, or removed by a truncate,
-    /// punch or unlink.
+    /// Ends log residency of the bytes in the range: they have been written in place, or removed by
+    /// a truncate, punch or unlink.
     Drop {
         ino: Ino,
         offset: u64,
@@ -214,14 +217,16 @@ crate::layout::layout!(LAYOUT: RawRecord, RECORD_HEADER, {
     edits: 2, 2, "count; the edits follow";
 });
 
-/// Room for the edits of an inode and of a small range, which most records of data have as well.
+/// Bytes to reserve after a `Data` edit: most records with data also have an `Inode` edit and an
+/// edit of a small range.
 const AFTER_DATA: usize = (size::PATCH + size::RANGE) as usize;
 
-/// Bytes of an encoded record's header.
+/// Length of an encoded record's header in bytes.
 pub const RECORD_HEADER: usize = 4;
 
-/// The layout of an edit: its tag, its name, and the parts of its body. The size of a part of 0
-/// bytes is given by the length before it, or by the bits of the mask.
+/// The layout of an edit: tag, name, and the fields of its body with their lengths in bytes. Length
+/// 0 marks a field whose length follows from the length field before it or from the bits of the
+/// mask.
 #[derive(Clone, Copy, Debug)]
 pub struct EditLayout {
     pub tag: u8,
@@ -232,7 +237,7 @@ pub struct EditLayout {
 const EXTENT_PARTS: &[(&str, usize)] = &[("first block", 8), ("blocks", 8)];
 const RANGE_PARTS: &[(&str, usize)] = &[("ino", 8), ("offset", 8), ("length", 8)];
 
-/// All edits, by their tags.
+/// All edits in the order of their tags.
 pub const EDITS: [EditLayout; 8] = [
     EditLayout { tag: tag::INODE, name: "Inode", parts: &[("ino", 8), ("mask", 4), ("fields", 0)] },
     EditLayout { tag: tag::PUT, name: "Put", parts: &[("key", Key::SIZE), ("length", 2), ("value", 0)] },
@@ -248,13 +253,14 @@ pub const EDITS: [EditLayout; 8] = [
     EditLayout { tag: tag::DROP, name: "Drop", parts: RANGE_PARTS },
 ];
 
-/// Bytes of the edits in a record, computed from the same table. Operations add up their
-/// reservations from them.
+/// Encoded lengths of edits in bytes, computed from [`EDITS`]. Operations compute their log
+/// reservations from these lengths.
 pub mod size {
     use super::{EDITS, InodeMask, tag};
     use crate::item::ExtentItem;
 
-    /// Tag and body of an edit, without the bytes that a length or a mask adds.
+    /// Returns the length of tag and body, without the bytes whose number a length field or a mask
+    /// gives.
     const fn fixed(tag: u8) -> u64 {
         let mut bytes = 1;
         let mut at = 0;
@@ -266,7 +272,7 @@ pub mod size {
         bytes
     }
 
-    /// An `Inode` edit with these fields.
+    /// Length of an `Inode` edit with these fields.
     pub const fn patch(mask: InodeMask) -> u64 {
         let mut bytes = fixed(tag::INODE);
         let mut at = 0;
@@ -278,22 +284,22 @@ pub mod size {
         bytes
     }
 
-    /// An `Inode` edit with all fields.
+    /// Length of an `Inode` edit with all fields.
     pub const PATCH: u64 = patch(InodeMask::ALL_FIELDS);
 
-    /// A `Put` edit whose value has `value_len` bytes.
+    /// Length of a `Put` edit whose value has `value_len` bytes.
     pub const fn put(value_len: usize) -> u64 {
         fixed(tag::PUT) + value_len as u64
     }
 
     pub const DELETE: u64 = fixed(tag::DELETE);
-    /// A `Put` of an extent, which is longer than its `Delete`.
+    /// Length of a `Put` of an extent. A `Delete` of an extent is shorter.
     pub const EXTENT_ITEM: u64 = put(ExtentItem::SIZE);
-    /// An `Alloc` or a `Free` edit.
+    /// Length of an `Alloc` or a `Free` edit.
     pub const RUN: u64 = fixed(tag::ALLOC);
-    /// A `Zero` or a `Drop` edit.
+    /// Length of a `Zero` or a `Drop` edit.
     pub const RANGE: u64 = fixed(tag::ZERO);
-    /// A `Data` edit without its bytes.
+    /// Length of a `Data` edit without its data bytes.
     pub const DATA: u64 = fixed(tag::DATA);
 
     const _: () = assert!(DELETE <= EXTENT_ITEM);
@@ -307,11 +313,11 @@ pub mod size {
     };
 }
 
-/// The tables of `docs/FORMAT.md` about records (`cargo xtask docs`).
+/// Generates the tables about records in `docs/FORMAT.md` (`cargo xtask docs`).
 pub mod tables {
     use super::{EDITS, InodeMask, RecordOp};
 
-    /// Tags and bodies of the edits.
+    /// Returns the table of tags and bodies of the edits.
     pub fn edits() -> String {
         let mut out = String::from("| tag | edit | body |\n|---|---|---|\n");
         for edit in EDITS {
@@ -325,7 +331,7 @@ pub mod tables {
         out
     }
 
-    /// Bits of the mask of an Inode edit.
+    /// Returns the table of bits in the mask of an `Inode` edit.
     pub fn mask() -> String {
         let mut out = String::from("| bit | field | bytes |\n|---|---|---|\n");
         for (bit, name, bytes) in InodeMask::FIELDS {
@@ -337,14 +343,14 @@ pub mod tables {
         )
     }
 
-    /// Numbers of the operations.
+    /// Returns the table of operation numbers.
     pub fn ops() -> String {
         let ops: Vec<_> = RecordOp::ALL.into_iter().map(|op| format!("{} {op:?}", op as u8)).collect();
         ops.join(" · ")
     }
 }
 
-/// A position in a record that is being built.
+/// A position in a record under construction.
 #[derive(Clone, Copy, Debug)]
 pub struct Mark {
     bytes: usize,
@@ -449,7 +455,8 @@ impl RecordBuilder {
     }
 
     pub fn data(&mut self, ino: Ino, offset: u64, bytes: &[u8]) {
-        // Without room for the edits that follow, they would move all of these bytes once more.
+        // Reserve room for the following edits too; otherwise growing for them would copy all of
+        // these bytes once more.
         self.bytes.reserve(size::DATA as usize + bytes.len() + AFTER_DATA);
         self.edit(tag::DATA);
         self.u64(ino.0).u64(offset).u32(bytes.len() as u32);
@@ -475,30 +482,30 @@ impl RecordBuilder {
         self.edits == 0
     }
 
-    /// Bytes of the record as it stands.
+    /// Returns the present length of the record in bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The end of the record so far, for [`RecordBuilder::go_back`].
+    /// Returns the present end of the record, for [`RecordBuilder::go_back`].
     pub fn mark(&self) -> Mark {
         Mark { bytes: self.bytes.len(), edits: self.edits }
     }
 
-    /// Removes the edits that were added after the mark.
+    /// Removes the edits that were added after `mark`.
     pub fn go_back(&mut self, mark: Mark) {
         self.bytes.truncate(mark.bytes);
         self.edits = mark.edits;
     }
 
-    /// The encoded record.
+    /// Returns the encoded record.
     pub fn finish(mut self) -> Vec<u8> {
         self.bytes[2..4].copy_from_slice(&self.edits.to_le_bytes());
         self.bytes
     }
 }
 
-/// A decoded record: its operation and a checked list of edits.
+/// A decoded record: its operation and its checked edits.
 #[derive(Clone, Debug)]
 pub struct Record<'a> {
     pub op: RecordOp,
@@ -541,16 +548,17 @@ impl<'a> Reader<'a> {
 
     fn extent(&mut self) -> Option<Extent> {
         let e = Extent::new(BlockNo(self.u64()?), self.u64()?);
-        // No run crosses an allocation group, so one edit's work is bounded by one group's bitmap.
+        // No run crosses an allocation group, so the work for one edit is bounded by one group's
+        // bitmap.
         let blocks = 1..=crate::item::EXTENT_BLOCKS_MAX;
         (blocks.contains(&e.blocks) && crate::item::fits(e.start.0, e.blocks)).then_some(e)
     }
 
-    /// inode, offset, length of a byte range that does not wrap.
+    /// Decodes inode, offset and length of a byte range whose end does not overflow.
     fn range(&mut self, wide: bool) -> Option<(Ino, u64, u64)> {
         let (ino, offset) = (Ino(self.u64()?), self.u64()?);
         let len = if wide { self.u64()? } else { self.u32()? as u64 };
-        // A range may extend to the end of all offsets, which means "from here on".
+        // A range may extend up to the largest offset, which means that it has no end.
         offset.checked_add(len)?;
         Some((ino, offset, len))
     }
@@ -622,16 +630,16 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Whether a range is not empty and lies within one block. Otherwise the few bytes of a `Zero` edit
-/// could name any number of blocks, and replay would have to visit each.
+/// Returns whether a range is not empty and lies within one block. Without this bound a `Zero` edit
+/// of a few bytes could cover any number of blocks, and replay would have to visit each.
 fn within_block(offset: u64, len: u64) -> bool {
     let block = kedge_base::BLOCK_SIZE as u64;
     len > 0 && len <= block - offset % block
 }
 
 impl<'a> Record<'a> {
-    /// Decodes a record at `lsn`. Every edit is then well-formed; only the store can check whether
-    /// it can be applied.
+    /// Decodes the record at `lsn`. Every returned edit is well-formed; only the store can check
+    /// whether it can be applied.
     pub fn decode(lsn: Lsn, bytes: &'a [u8]) -> Result<Record<'a>> {
         let bad = || Error::corrupt_log(lsn, "malformed record");
         let mut r = Reader(bytes);

@@ -38,8 +38,8 @@ fn a_record_reads_back_as_it_was_built() {
     );
 }
 
-/// A `Zero` edit of 25 bytes could name 2^54 bytes, and recovery would list their blocks until
-/// memory was exhausted.
+/// Without the limit, a `Zero` edit of 25 bytes could cover 2^54 bytes, and recovery would list
+/// their blocks until memory was exhausted.
 #[test]
 fn zeros_of_more_than_one_block_are_refused() {
     let record = |offset: u64, len: u64| {
@@ -60,8 +60,8 @@ fn zeros_of_more_than_one_block_are_refused() {
     }
 }
 
-/// Each pair of edits, 17 bytes each, could allocate and free all blocks of a large image, bit by
-/// bit.
+/// Without the limit, each pair of edits of 17 bytes could allocate and free all blocks of a large
+/// image, bit by bit.
 #[test]
 fn runs_of_more_blocks_than_a_group_has_are_refused() {
     let accepted = |blocks: u64| {
@@ -136,7 +136,7 @@ fn encoded_edits_have_the_layout_that_is_documented() {
     assert_eq!(all, InodeMask::ALL_FIELDS);
 }
 
-/// Operations add up their reservations from these sizes.
+/// The sizes must be exact: operations compute their reservations from them.
 #[test]
 fn the_sizes_of_edits_are_what_the_builder_writes() {
     let bytes = |edit: &dyn Fn(&mut RecordBuilder)| {

@@ -24,7 +24,7 @@ fn maps_before_the_log_stay_and_become_shorter() {
 fn maps_beyond_the_end_go_back_before_the_log_or_to_a_new_place() {
     let grown = plan(GROUP).grown(9 * GROUP).unwrap();
     assert_eq!(grown.moved_maps().start, GROUP_BLOCKS);
-    // They end below the new end.
+    // The maps end below the new end of the image.
     assert_eq!(grown.maps_after_shrink(5 * GROUP_BLOCKS), Maps::Stay);
     assert_eq!(grown.maps_after_shrink(GROUP_BLOCKS), Maps::Return);
     let returned = grown.shrunk(GROUP_BLOCKS, None);
@@ -40,7 +40,7 @@ fn maps_beyond_the_end_go_back_before_the_log_or_to_a_new_place() {
     assert_eq!(moved.moved_maps(), 5000..5000 + blocks);
 }
 
-/// The block that a shrink frees last is the one that gets the copy.
+/// A shrink must also vacate the new last block, which gets the copy of the superblock.
 #[test]
 fn the_new_last_block_is_vacated_for_the_copy() {
     let geometry = plan(2 * GROUP);
@@ -52,13 +52,14 @@ fn an_image_is_not_smaller_than_its_areas_need() {
     let geometry = plan(9 * GROUP);
     assert!(geometry.can_have(4096) && !geometry.can_have(4095), "16 MiB");
     assert!(!geometry.can_have(geometry.total_blocks + 1));
-    // The maps of 16 TiB are 1 GiB before the log: far more than a small image may have there.
+    // The maps of a 16 TiB image occupy 1 GiB before the log: far more than a small image may have
+    // there.
     let large = plan(16 << 40);
     let least = large.total_blocks - GROUP_BLOCKS / 2 * GROUP_BLOCKS;
-    // The index becomes shorter too, by a block for every 253 groups; nodes are aligned.
+    // The index shrinks too, by a block for every 253 groups; nodes are aligned.
     let rest = (GROUP_BLOCKS / 2).div_ceil(INDEX_ENTRIES as u64) + NODE_BLOCKS;
     assert!(large.can_have(least + rest * GROUP_BLOCKS) && !large.can_have(least - GROUP_BLOCKS));
-    // Those of 1 TiB are not.
+    // The maps of a 1 TiB image are not too large.
     let medium = plan(1 << 40);
     assert!(medium.can_have(medium.data_start.0 + 100) && !medium.can_have(medium.data_start.0));
 }

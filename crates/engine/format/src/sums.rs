@@ -1,48 +1,49 @@
 //! Checksums of file data: one for each written block of a file.
 //!
 //! # Rules
-//! 1. An image has them if [`crate::superblock::INCOMPAT_SUMS`] is set. A regular file of such an
-//!    image has them unless it has the flag [`crate::FileFlags::NOCOW`].
-//! 2. A *sums item* has the checksums of [`SUMS_BLOCKS`] file blocks. Its key's offset is the first
-//!    of them, a multiple of that number.
-//! 3. A checksum is the CRC32C of the whole block as it is on the device, with 1 in place of 0. The
-//!    number 0 means that the block has none. Zeros at the end of an item are left out; an item
-//!    whose numbers are all zero does not exist.
-//! 4. Each written block of an extent has a checksum, which its bytes match. Checksums of holes, of
-//!    unwritten blocks and of blocks beyond the last extent have no meaning: they are left over
+//! 1. Files may have checksums if [`crate::superblock::INCOMPAT_SUMS`] is set. Then every regular
+//!    file has them unless it has the flag [`crate::FileFlags::NOCOW`].
+//! 2. A *sums item* has the checksums of [`SUMS_BLOCKS`] file blocks. The offset of its key is the
+//!    first of these blocks, a multiple of [`SUMS_BLOCKS`].
+//! 3. A checksum is the CRC32C of the whole block as stored on the device, or 1 if that CRC is 0.
+//!    The value 0 means that the block has no checksum. Zeros at the end of an item are omitted; an
+//!    item with only zeros does not exist.
+//! 4. Each written block of an extent has a checksum, and the block's bytes match it. Checksums of
+//!    holes, of unwritten blocks and of blocks beyond the last extent have no meaning: they remain
 //!    from blocks that the file no longer has.
-//! 5. A block whose checksum does not match is damaged. A reader gets an error, never its bytes.
+//! 5. A block whose checksum does not match is damaged. A reader gets an error and no bytes of the
+//!    block.
 
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Error, Result};
 
-/// File blocks whose checksums one item has.
+/// Number of file blocks whose checksums are in one item.
 pub const SUMS_BLOCKS: u64 = 16;
 
-/// The checksum of a block.
+/// Returns the checksum of a block.
 pub fn sum_of(block: &[u8]) -> u32 {
     debug_assert_eq!(block.len(), BLOCK_SIZE);
     crc32c::crc32c(block).max(1)
 }
 
-/// The checksums of [`SUMS_BLOCKS`] file blocks; 0 for none.
+/// The checksums of [`SUMS_BLOCKS`] file blocks; 0 for a block without a checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SumsItem(pub [u32; SUMS_BLOCKS as usize]);
 
 impl SumsItem {
-    /// Bytes of the longest value.
+    /// Length in bytes of the longest encoded item.
     pub const SIZE_MAX: usize = SUMS_BLOCKS as usize * 4;
 
-    /// The offset of the key of the item with the checksum of a file block.
+    /// Returns the key offset of the item that contains the checksum of a file block.
     pub const fn first(file_block: u64) -> u64 {
         file_block / SUMS_BLOCKS * SUMS_BLOCKS
     }
 
-    /// The number of items that blocks `[from, to)` touch.
+    /// Returns the number of items that contain checksums of the file blocks `[from, to)`.
     pub const fn count(from: u64, to: u64) -> u64 {
         if from >= to { 0 } else { (to - 1) / SUMS_BLOCKS - from / SUMS_BLOCKS + 1 }
     }
 
-    /// The checksum of a file block whose item this is.
+    /// Returns the checksum of a file block, which must be one of the item's blocks.
     pub fn get(&self, file_block: u64) -> u32 {
         self.0[(file_block % SUMS_BLOCKS) as usize]
     }

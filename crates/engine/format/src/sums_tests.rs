@@ -32,7 +32,7 @@ fn ranges_count_the_items_that_they_touch() {
 
 #[test]
 fn a_checksum_is_never_zero() {
-    // CRC32C of this block is 0: the last four bytes make up for those before them.
+    // The last four bytes are chosen so that the CRC32C of the block is 0.
     let zeros = sum_of(&[0; BLOCK_SIZE]);
     assert_ne!(zeros, 0);
     let mut block = [0; BLOCK_SIZE];
@@ -42,7 +42,7 @@ fn a_checksum_is_never_zero() {
     assert_eq!(sum_of(&block), 1);
 }
 
-/// The register before the last four bytes, all zero, that ends as `!0`.
+/// Returns the CRC register that four more zero bytes turn into `!0`.
 fn residue_of_zero() -> u32 {
     let mut register = u32::MAX;
     for _ in 0..32 {

@@ -1,19 +1,20 @@
-//! The superblock: geometry, identity, features, and the last checkpoint's position of tree and
-//! log.
+//! The superblock: geometry, identity, features, and the positions of tree and log at the last
+//! checkpoint.
 //!
 //! # Invariants
-//! 1. Two slots. A checkpoint of generation `g` writes slot `g % 2`, with FUA, after everything to
-//!    which it points is durable. The other slot is untouched, so one slot is valid at every
-//!    moment.
+//! 1. There are two slots. A checkpoint of generation `g` writes slot `g % 2`, with FUA, after
+//!    everything to which the slot points is durable. The other slot is not touched, so one slot is
+//!    valid at any time.
 //! 2. A mount takes the valid slot with the higher generation. If the newer slot was destroyed and
 //!    the log was written since, recovery notices: the log has a newer tail than the older slot, or
 //!    a newer epoch ([`crate::logwrite`]).
-//! 3. Identity is equal in both slots. So are geometry and features, except that a resize changes
-//!    the size and the place of the allocation maps in one slot, and in the other slot one
-//!    checkpoint later, and the first fork and the first limit set their features likewise
-//!    ([`Geometry::is_same_image`]).
-//! 4. `tail_lsn <= checkpoint_lsn`. The tree holds exactly the records below `checkpoint_lsn`;
-//!    records from `tail_lsn` on are still needed for the data in them.
+//! 3. Both slots have the same identity, geometry and features, with these exceptions: a resize
+//!    changes the size and the location of the allocation maps in one slot, and one checkpoint
+//!    later in the other slot. The first fork, the first clone and the first limit set their
+//!    features in the same way ([`Geometry::is_same_image`]).
+//! 4. `tail_lsn <= checkpoint_lsn`. The tree contains the effects of exactly the records below
+//!    `checkpoint_lsn`. Records from `tail_lsn` on are still needed, because some hold the only
+//!    copy of file data.
 
 use crate::XATTR_PART_MAX;
 use crate::alloc::{GROUP_BLOCKS, INDEX_ENTRIES};
@@ -29,16 +30,16 @@ use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 8] = *b"KEDGEFS\0";
-/// The magic of a copy. It differs from that of a slot, so that a copy that lies where a slot
-/// should lie, or the reverse, is not valid.
+/// The magic of a copy. It differs from the magic of a slot, so that a copy in the place of a slot
+/// is invalid, and a slot in the place of a copy as well.
 const COPY_MAGIC: [u8; 8] = *b"KEDGECPY";
 const VERSION: u32 = 2;
-/// Blocks of the two slots.
+/// Block numbers of the two slots.
 pub const SLOTS: [BlockNo; 2] = [BlockNo(0), BlockNo(16)];
 /// Smallest image, in bytes.
 pub const IMAGE_MIN: u64 = 16 << 20;
-/// Largest image, in bytes (1 PiB). An image file may be sparse, so this is what bounds the memory
-/// that is kept for each group.
+/// Largest image, in bytes (1 PiB). An image file may be sparse, so its size on the host does not
+/// bound the memory that is needed for each group; this limit does.
 pub const IMAGE_MAX: u64 = 1 << 50;
 /// Smallest log, in bytes.
 pub const LOG_MIN: u64 = 1 << 20;
@@ -50,7 +51,7 @@ pub const LABEL_MAX: usize = 64;
 pub(crate) const FIRST_AREA: u64 = 17;
 
 /// Incompatible feature: attributes may be access control lists ([`crate::acl`]). A version without
-/// this feature would check the mode bits alone, and so grant users more than the lists do.
+/// this feature would check only the mode bits, and so grant users more than the lists allow.
 pub const INCOMPAT_ACL: u64 = 1 << 0;
 /// Incompatible feature: values of attributes may be stored in parts ([`crate::item::XattrItem`]).
 /// A version without this feature would fail each listxattr of such a file, and its fsck would
@@ -59,26 +60,27 @@ pub const INCOMPAT_LARGE_XATTRS: u64 = 1 << 1;
 /// Incompatible feature: the allocation index and the bitmaps are in the data area
 /// ([`Geometry::grown`]). A version without this feature would look for them before the log.
 pub const INCOMPAT_MOVED_MAPS: u64 = 1 << 2;
-/// Incompatible feature: there are several trees that share nodes and blocks ([`crate::trees`]). A
-/// version without this feature would free and overwrite what another tree uses.
+/// Incompatible feature: the image has several trees that share nodes and blocks
+/// ([`crate::trees`]). A version without this feature would free and overwrite blocks of other
+/// trees.
 pub const INCOMPAT_TREES: u64 = 1 << 3;
 /// Incompatible feature: file data has checksums ([`crate::sums`]). A version without this feature
-/// would overwrite data and leave the checksum of what was there before.
+/// would overwrite data and leave the old checksum.
 pub const INCOMPAT_SUMS: u64 = 1 << 4;
 /// Incompatible feature: directory trees may have limits ([`crate::limits`]). A version without
-/// this feature would not count what it changes.
+/// this feature would not update the counts.
 pub const INCOMPAT_LIMITS: u64 = 1 << 5;
 /// Incompatible feature: blocks of the data area hold copies of the superblock ([`crate::copies`]).
 /// A version without this feature would give these blocks to files, and later versions would
 /// overwrite them.
 pub const INCOMPAT_COPIES: u64 = 1 << 6;
 /// Incompatible feature: files may share blocks, which have reference counts ([`crate::counts`]). A
-/// version without this feature would free and overwrite what another file uses.
+/// version without this feature would free and overwrite blocks of other files.
 pub const INCOMPAT_CLONES: u64 = 1 << 7;
 /// Incompatible feature: the data of small files may be in the tree ([`crate::inline`]). A version
-/// without this feature would read such a file as zeros.
+/// without this feature would read zeros from such a file.
 pub const INCOMPAT_INLINE: u64 = 1 << 8;
-/// Features whose unknown bits refuse the mount.
+/// Incompatible features that this version supports. A mount refuses an image with any other bit.
 pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL
     | INCOMPAT_LARGE_XATTRS
     | INCOMPAT_MOVED_MAPS
@@ -89,12 +91,13 @@ pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL
     | INCOMPAT_CLONES
     | INCOMPAT_INLINE;
 /// Read-only compatible feature: inodes may have flags ([`crate::FileFlags`]). A version without
-/// this feature would change immutable files; it reads everything correctly.
+/// this feature reads everything correctly, but would change immutable files.
 pub const RO_COMPAT_FLAGS: u64 = 1 << 0;
-/// Read-only compatible feature: files may be made immutable or append-only. A mount must then see
-/// each open(2): a version that does not could not keep a mapped file from being changed.
+/// Read-only compatible feature: files may be made immutable or append-only. A mount must then
+/// receive each open(2); otherwise it could not keep a mapped file from being changed.
 pub const RO_COMPAT_IMMUTABLE: u64 = 1 << 1;
-/// Features whose unknown bits force a read-only mount.
+/// Read-only compatible features that this version supports. With any other bit an image can only
+/// be mounted read-only.
 pub const RO_COMPAT_KNOWN: u64 = RO_COMPAT_FLAGS | RO_COMPAT_IMMUTABLE;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -145,15 +148,15 @@ struct Raw {
     inline_max: U64,
 }
 
-/// No slot holds a counter or log position above this, so sums cannot overflow.
+/// Upper bound of the counters and LSNs in a slot. Sums of numbers below it do not overflow.
 pub const COUNTER_MAX: u64 = 1 << 62;
-/// An image with counters or positions above this is not opened. The distance to [`COUNTER_MAX`] is
-/// more than a mount can count in its life, so no mount writes a slot that the next mount would
-/// refuse.
+/// Upper bound of the counters and LSNs of an image that may be opened. The distance to
+/// [`COUNTER_MAX`] is more than one mount can ever count, so no mount writes a slot that the next
+/// mount would refuse.
 pub const OPEN_MAX: u64 = 1 << 61;
 
 const CRC_AT: usize = std::mem::offset_of!(Raw, crc);
-// Moving or resizing a field makes another format.
+// Moving or resizing a field makes an incompatible format.
 crate::layout::layout!(LAYOUT: Raw, 416, {
     magic: 0, 8, "`KEDGEFS\\0`";
     version: 8, 4, "2; others are refused";
@@ -199,11 +202,11 @@ crate::layout::layout!(LAYOUT: Raw, 416, {
     birth: 400, 8, "with which new extents are marked";
     inline_max: 408, 8, "with data in the tree: bytes of a file that an item holds at most; else zero";
 });
-/// One sector holds a slot, so that a torn write leaves it either old or new.
+/// A slot fits into one sector, so that a torn write leaves either the old or the new slot.
 const _: () = assert!(size_of::<Raw>() <= 512);
 
-/// Fixed at format time, except for what a resize changes: the size, and the place of the
-/// allocation maps.
+/// Properties of an image that are fixed at format time, except that a resize changes the size and
+/// the location of the allocation maps.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Geometry {
     pub uuid: uuid::Uuid,
@@ -219,62 +222,61 @@ pub struct Geometry {
     pub bitmap_start: [BlockNo; 2],
     pub log_start: BlockNo,
     pub log_blocks: u64,
-    /// First block that tree nodes and file data may use.
+    /// First block of the data area, which tree nodes and file data use.
     pub data_start: BlockNo,
     pub created: Timespec,
-    /// Keys log writes and tree nodes. Made with the image; no program shows it.
+    /// Key of the hashes of log writes and tree nodes. mkfs generates it; no program shows it.
     pub log_secret: LogSecret,
-    /// Files of up to this many bytes may have their data in the tree; 0 in an image without
-    /// [`INCOMPAT_INLINE`].
+    /// Maximum length in bytes of file data in the tree; 0 in an image without [`INCOMPAT_INLINE`].
     pub inline_max: u64,
 }
 
 impl Geometry {
-    /// Whether the image may hold access control lists.
+    /// Returns whether the image may hold access control lists.
     pub fn has_acls(&self) -> bool {
         self.feature_incompat & INCOMPAT_ACL != 0
     }
 
-    /// The longest value that an extended attribute may have.
+    /// Returns the maximum length in bytes of an extended attribute's value.
     pub fn xattr_value_max(&self) -> usize {
         let large = self.feature_incompat & INCOMPAT_LARGE_XATTRS != 0;
         if large { XATTR_VALUE_MAX } else { XATTR_PART_MAX }
     }
 
-    /// Whether there may be several trees.
+    /// Returns whether the image may have several trees.
     pub fn has_trees(&self) -> bool {
         self.feature_incompat & INCOMPAT_TREES != 0
     }
 
-    /// Whether file data has checksums.
+    /// Returns whether file data has checksums.
     pub fn has_sums(&self) -> bool {
         self.feature_incompat & INCOMPAT_SUMS != 0
     }
 
-    /// Whether the data of this inode has checksums.
+    /// Returns whether the data of this inode has checksums.
     pub fn sums_data(&self, core: &InodeCore) -> bool {
         self.has_sums()
             && core.kind() == Some(FileKind::Regular)
             && !self.file_flags(core).has(FileFlags::NOCOW)
     }
 
-    /// Whether directory trees may have limits.
+    /// Returns whether directory trees may have limits.
     pub fn has_limits(&self) -> bool {
         self.feature_incompat & INCOMPAT_LIMITS != 0
     }
 
-    /// Whether inodes may have flags.
+    /// Returns whether inodes may have flags.
     pub fn has_flags(&self) -> bool {
         self.feature_ro_compat & RO_COMPAT_FLAGS != 0
     }
 
-    /// Whether files may be made immutable or append-only.
+    /// Returns whether files may be made immutable or append-only.
     pub fn has_immutable(&self) -> bool {
         self.has_flags() && self.feature_ro_compat & RO_COMPAT_IMMUTABLE != 0
     }
 
-    /// The flags of an inode that are in effect. Without the feature none is, since no call could
-    /// clear it.
+    /// Returns the flags of an inode that are in effect. Without the feature no flag has an effect,
+    /// because no call could clear it.
     pub fn file_flags(&self, core: &InodeCore) -> FileFlags {
         match (self.has_flags(), self.has_sums()) {
             (false, _) => FileFlags::default(),
@@ -287,8 +289,8 @@ impl Geometry {
         self.total_blocks.div_ceil(GROUP_BLOCKS)
     }
 
-    /// The blocks of the data area that hold the allocation maps: empty unless a resize moved the
-    /// maps there.
+    /// Returns the blocks of the data area that hold the allocation maps. The range is empty unless
+    /// a resize moved the maps there.
     pub fn moved_maps(&self) -> Range<u64> {
         if self.feature_incompat & INCOMPAT_MOVED_MAPS == 0 {
             return 0..0;
@@ -296,14 +298,14 @@ impl Geometry {
         self.index_start[0].0..self.bitmap_start[1].0.saturating_add(self.groups())
     }
 
-    /// Whether there are copies of the superblock.
+    /// Returns whether the image has copies of the superblock.
     pub fn has_copies(&self) -> bool {
         self.feature_incompat & INCOMPAT_COPIES != 0
     }
 
-    /// The runs of blocks that belong to the format, as start and length: everything before the
-    /// data area, moved maps, copies of the superblock, and the blocks of the last group beyond the
-    /// end of the image. Runs may be empty; none overlaps another.
+    /// Returns the runs of blocks that belong to the format, as start and length: everything before
+    /// the data area, moved maps, copies of the superblock, and the blocks of the last group beyond
+    /// the end of the image. A run may be empty; runs do not overlap.
     pub fn format_runs(&self) -> impl Iterator<Item = (u64, u64)> + use<> {
         let (maps, end) = (self.moved_maps(), self.groups() * GROUP_BLOCKS);
         [
@@ -315,14 +317,14 @@ impl Geometry {
         .chain(self.copies().map(|block| (block.0, 1)))
     }
 
-    /// Whether files may share blocks, since one was cloned.
+    /// Returns whether files may share blocks. The first clone sets this feature.
     pub fn has_clones(&self) -> bool {
         self.feature_incompat & INCOMPAT_CLONES != 0
     }
 
-    /// Whether two slots with these geometries are of one image. A resize writes one slot before
-    /// the other, so the size and the place of the maps may differ; so do the first
-    /// fork, the first limit and the first clone.
+    /// Returns whether two slots with these geometries can belong to one image. A checkpoint writes
+    /// one slot at a time. So after a resize, or after the first fork, limit or clone, the slots
+    /// may differ in the size, the location of the maps and the features concerned.
     pub fn is_same_image(&self, other: &Geometry) -> bool {
         const CHANGING: u64 = INCOMPAT_MOVED_MAPS | INCOMPAT_TREES | INCOMPAT_LIMITS | INCOMPAT_CLONES;
         let resized = Geometry {
@@ -336,15 +338,15 @@ impl Geometry {
         *self == resized
     }
 
-    /// The geometry of this image once it has `total_blocks` blocks, or a few less: see
+    /// Returns the geometry of this image once it has `total_blocks` blocks, or slightly less: see
     /// [`Geometry::grown`].
     ///
-    /// The maps of more groups need more blocks. They stay where they are if the gaps between them
-    /// suffice, and go back to the place before the log if that has room. They never move to a
-    /// place that overlaps the present one, which a mount needs until the superblock names the new
-    /// one. Otherwise they move to the first of the new blocks. These are free whatever the image
-    /// contains, so an image that is full can grow. Moving files and nodes out of the way instead
-    /// would take the space that a full image lacks.
+    /// More groups need larger maps. The maps stay in place if the gaps between them suffice, or
+    /// return to the area before the log if that is large enough. They never move to a location
+    /// that overlaps the present one, which a mount needs until the superblock names the new one.
+    /// Otherwise they move to the first of the new blocks, which are always free, so that a full
+    /// image can grow. The rejected alternative is to move files and nodes out of the way: it would
+    /// need space that a full image lacks.
     fn resized(&self, total_blocks: u64) -> Geometry {
         let groups = total_blocks.div_ceil(GROUP_BLOCKS);
         let mut new = Geometry { total_blocks, ..self.clone() };
@@ -370,9 +372,9 @@ impl Geometry {
         new
     }
 
-    /// The geometry of this image once it has grown to `bytes`, rounded down to whole blocks. If
-    /// the last group would have no room for more than the maps that it adds, it is left out: the
-    /// result then ends with the group before it, and may have the present size.
+    /// Returns the geometry of this image once it has grown to `bytes`, rounded down to whole
+    /// blocks. If the last group would have room only for the maps that it adds, the group is
+    /// omitted: the image then ends with the group before it, and may keep its present size.
     pub fn grown(&self, bytes: u64) -> Result<Geometry> {
         if bytes > IMAGE_MAX {
             return Err(Error::invalid(format!(
@@ -386,13 +388,13 @@ impl Geometry {
         Ok(sizes.map(|total| self.resized(total)).into_iter().find(fits).unwrap_or_else(|| self.clone()))
     }
 
-    /// The last block at which the data area may start.
+    /// Returns the last block at which the data area may start.
     pub(crate) fn data_start_max(&self) -> u64 {
         let maps = 2 * (self.index_blocks + self.groups());
         FIRST_AREA + self.log_blocks + maps + GROUP_BLOCKS
     }
 
-    /// The key that identifies log writes of this image.
+    /// Returns the key that identifies log writes of this image.
     pub fn log_key(&self) -> LogKey {
         LogKey { uuid: self.uuid, secret: self.log_secret }
     }
@@ -401,8 +403,8 @@ impl Geometry {
         self.log_blocks * BLOCK_SIZE as u64
     }
 
-    /// The default log size of an image: a 32nd of it, but between 32 MiB and 1 GiB, and at most a
-    /// quarter.
+    /// Returns the default log size in bytes: a 32nd of the image, but at least 32 MiB and at most
+    /// 1 GiB, and never more than a quarter of the image.
     pub fn default_log_bytes(image_bytes: u64) -> u64 {
         let log = (image_bytes / 32).clamp(32 << 20, LOG_MAX).min(image_bytes / 4).max(LOG_MIN);
         log / BLOCK_SIZE as u64 * BLOCK_SIZE as u64
@@ -468,16 +470,17 @@ impl Geometry {
     }
 }
 
-/// File data that an unmount could not write. Recorded until a repair has reported it.
+/// File data that could not be written by the time of an unmount. A repair reports the loss and
+/// clears this record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Losses {
-    /// How many files, at least 1.
+    /// Number of files that lost data, at least 1.
     pub files: u64,
-    /// Time of the first loss, in seconds.
+    /// Time of the first loss, in seconds since the epoch.
     pub since: i64,
 }
 
-/// The state that a checkpoint records.
+/// The state of the image that a checkpoint records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CheckpointState {
     pub generation: Generation,
@@ -485,24 +488,24 @@ pub struct CheckpointState {
     pub root: BlockNo,
     pub root_generation: Generation,
     pub root_level: u8,
-    /// The cut: the tree holds exactly the records below.
+    /// The cut: the tree contains the effects of exactly the records below this LSN.
     pub checkpoint_lsn: Lsn,
-    /// Where recovery starts to scan.
+    /// The LSN at which recovery starts to scan.
     pub tail_lsn: Lsn,
     pub epoch: Epoch,
-    /// No inode number from here on was ever used.
+    /// Number of the next new inode. No number from here on has ever been used.
     pub next_ino: Ino,
     /// Number of inodes, the root included.
     pub inodes: u64,
     pub free_blocks: u64,
     /// Number of tree nodes.
     pub nodes: u64,
-    /// The image was unmounted: every record in the log is in the tree.
+    /// The image was unmounted or frozen cleanly: recovery needs no record of the log.
     pub clean: bool,
     pub written_sec: i64,
-    /// Losses since the last repair.
+    /// Losses since the last repair, if any.
     pub losses: Option<Losses>,
-    /// The table of trees, in an image with [`INCOMPAT_TREES`].
+    /// The table of trees; only in an image with [`INCOMPAT_TREES`].
     pub trees: Option<TableState>,
 }
 
@@ -513,13 +516,13 @@ pub struct TableState {
     pub root: BlockNo,
     pub root_generation: Generation,
     pub root_level: u8,
-    /// Number of nodes of the table.
+    /// Number of nodes of the table's own tree.
     pub nodes: u64,
-    /// The birth of extents that are made now.
+    /// The birth that newly allocated extents receive.
     pub birth: u32,
 }
 
-/// A decoded slot.
+/// A decoded superblock, from a slot or a copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Superblock {
     pub geometry: Geometry,
@@ -527,19 +530,19 @@ pub struct Superblock {
 }
 
 impl Superblock {
-    /// The slot of a generation.
+    /// Returns the index of the slot that a checkpoint of this generation writes.
     pub fn slot_of(generation: Generation) -> usize {
         (generation.0 % 2) as usize
     }
 
-    /// The block of the slot of `self`'s generation.
+    /// Returns the block of the slot of `self`'s generation.
     pub fn block(&self) -> BlockNo {
         SLOTS[Superblock::slot_of(self.checkpoint.generation)]
     }
 
-    /// Checks that the counters of this slot are far enough from their end for the image to be
-    /// opened. Only a crafted image fails. Mount and fsck check this before they trust a slot, and
-    /// a repair before it writes one.
+    /// Checks that the counters of this slot are far enough from their maximum for the image to be
+    /// opened. Only a crafted image fails the check. Mount and fsck make it before they trust a
+    /// slot, and a repair before it writes one.
     pub fn check_room(&self) -> Result<()> {
         let c = &self.checkpoint;
         let counters = [
@@ -557,12 +560,12 @@ impl Superblock {
         }
     }
 
-    /// Encodes into a whole block, for a slot.
+    /// Encodes the superblock into a whole block, as a slot.
     pub fn encode(&self, out: &mut [u8]) {
         self.encode_as(MAGIC, out);
     }
 
-    /// Encodes into a whole block, for a copy.
+    /// Encodes the superblock into a whole block, as a copy.
     pub fn encode_copy(&self, out: &mut [u8]) {
         self.encode_as(COPY_MAGIC, out);
     }
@@ -623,12 +626,12 @@ impl Superblock {
         out[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// Whether a block starts with the magic of a superblock, valid or not.
+    /// Returns whether a block starts with the magic of a slot, valid or not.
     pub fn has_magic(bytes: &[u8]) -> bool {
         bytes.starts_with(&MAGIC)
     }
 
-    /// Whether a block starts with the magic of a copy of a superblock, valid or not.
+    /// Returns whether a block starts with the magic of a copy, valid or not.
     pub fn has_copy_magic(bytes: &[u8]) -> bool {
         bytes.starts_with(&COPY_MAGIC)
     }
@@ -794,8 +797,8 @@ impl Superblock {
         if !(LOG_MIN..=LOG_MAX).contains(&g.log_bytes()) {
             return Err("impossible log size");
         }
-        // The blocks before the data area cost memory, a bitmap for each group. So there must not
-        // be more of them than the areas need.
+        // The blocks before the data area cost memory, a bitmap for each group. So an image must
+        // not have more of them than its areas need.
         if g.data_start.0 > g.data_start_max() {
             return Err("data area far beyond the others");
         }

@@ -62,7 +62,7 @@ fn counters_that_leave_no_room_are_told_from_impossible_ones() {
         ("inode number", |c, n| c.next_ino = Ino(n)),
         ("LSN", |c, n| (c.checkpoint_lsn, c.tail_lsn) = (Lsn(n), Lsn(n))),
     ];
-    // Multiples of a block, and of two: the generation stays in its slot.
+    // Sizes are multiples of two blocks, so that the generation keeps its slot.
     let step = 2 * BLOCK_SIZE as u64;
     for (name, set) in fields {
         let with = |n| {
@@ -83,13 +83,13 @@ fn counters_that_leave_no_room_are_told_from_impossible_ones() {
     }
 }
 
-/// `kedge dump` prints a superblock in this form.
+/// `kedge dump` prints a superblock with `Debug`.
 #[test]
 fn the_text_of_a_superblock_does_not_hold_the_logs_secret() {
     let sb = sample();
     let text = format!("{sb:?} {sb:#?} {:?}", sb.geometry.log_key());
     assert!(text.contains("LogSecret(..)"), "{text}");
-    // As bytes, as a number either way, as text.
+    // The secret must not appear as bytes, as a number in either byte order, or as text.
     let bytes = SECRET.0;
     assert!(!text.contains("48, 49, 50") && !text.contains("0123456789abcdef"), "{text}");
     for number in [u128::from_le_bytes(bytes), u128::from_be_bytes(bytes)] {
@@ -125,7 +125,7 @@ fn plans_refuse_what_cannot_work_with_the_reason() {
     assert!(plan(16 << 20, 1 << 20).is_ok());
 }
 
-/// A sparse file costs its author nothing, but fsck would need memory for each group of its size.
+/// A sparse image costs its author nothing, but fsck would need memory for each group of its size.
 #[test]
 fn an_image_beyond_the_largest_is_refused() {
     let max = IMAGE_MAX / BLOCK_SIZE as u64;
@@ -150,7 +150,8 @@ fn an_image_beyond_the_largest_is_refused() {
     assert!(of_size(max, Some(max / 2)).is_err(), "all in front of the data area is the format's");
 }
 
-/// As docs/FORMAT.md and kedge-mkfs(8) say: a 32nd, from 32 MiB to 1 GiB, at most a quarter.
+/// docs/FORMAT.md and kedge-mkfs(8) document the limits: a 32nd, from 32 MiB to 1 GiB, at most a
+/// quarter.
 #[test]
 fn the_default_log_is_within_its_limits() {
     const MIB: u64 = 1 << 20;
@@ -162,8 +163,8 @@ fn the_default_log_is_within_its_limits() {
 }
 
 proptest! {
-    /// Whatever a slot holds, with a correct checksum: it is decoded or refused, and what is
-    /// decoded is written again as the same.
+    /// For any contents with a correct checksum: the slot is decoded or refused, and a decoded slot
+    /// is encoded to an equal slot.
     #[test]
     fn any_bytes_are_a_slot_or_refused(
         edits in proptest::collection::vec((8..600usize, any::<u8>()), 0..40),

@@ -1,26 +1,26 @@
 //! Trees of one image that share nodes and blocks: forks and snapshots.
 //!
 //! # Table
-//! An image starts with one tree, whose root the superblock names. The first fork adds a *table*: a
-//! B+tree of its own, with the same nodes, whose items are [`TreeEntry`] values under the keys
-//! [`key`]. Each checkpoint that changes a tree changes its entry. The table is a part of the
-//! checkpoint, and no log record changes it.
+//! An image starts with one tree, whose root the superblock names. The first fork adds a *table*:
+//! another B+tree with the same node format, whose items are [`TreeEntry`] values with the keys
+//! [`key`]. Each checkpoint that writes changes of a tree also updates the tree's entry. The table
+//! belongs to the checkpoint, and no log record changes it.
 //!
 //! # Trees and points
-//! A *point* is the state of a tree at the moment at which it was forked. It never changes. The
-//! forked tree and its fork are *heads* whose point it is, until they are forked themselves. A
-//! point that is older is the point of the younger one. Entry 0 is that of the first tree; only its
-//! point and marks have a meaning.
+//! A *point* is the state of a tree at the time at which the tree was forked. A point never
+//! changes. The forked tree and its fork are *heads*, and both have the new point as their point
+//! until they are forked themselves. The point that the forked tree had before becomes the point of
+//! the new point. Entry 0 belongs to the first tree; only its point and marks have a meaning.
 //!
 //! # What is shared
-//! Nodes carry the generation, and extents the birth, in which they were made. What is older than a
-//! tree's marks belongs to its point, or to a point of that one: the tree must neither free nor
-//! overwrite it. What is not older belongs to the tree alone.
+//! Each node has the generation, and each extent the birth, in which it was made. Nodes and extents
+//! older than a tree's marks belong to the tree's point or to an older one: the tree must neither
+//! free nor overwrite them. All others belong to the tree alone.
 //!
 //! # Inode numbers
-//! Keys in the nodes of a tree hold numbers within the tree, because a fork shares the nodes. So do
-//! the values of entries and the parents of directories. Everywhere else, in log records too, a
-//! number also names the tree ([`Ino::in_tree`]).
+//! Keys in the nodes of a tree contain inode numbers within the tree, because forks share the
+//! nodes. So do the values of entries and the parents of directories. Everywhere else, including
+//! log records, an inode number also contains the number of the tree ([`Ino::in_tree`]).
 
 use crate::Key;
 use crate::item::{BIRTH_MAX, NAME_MAX};
@@ -29,17 +29,17 @@ use kedge_base::{BlockNo, CorruptKind, Error, Generation, Ino, Result};
 use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Number of trees and points that an image may have: their numbers are below this.
+/// Maximum number of trees and points in an image. Their numbers are below this.
 pub const TREES_MAX: u32 = 1 << 17;
-/// The kind of the table's keys.
+/// The kind in the table's keys of trees.
 const TABLE_KIND: u8 = 1;
 
-/// The key of the entry of a tree.
+/// Returns the key of the table entry of a tree.
 pub const fn key(number: u32) -> Key {
     Key { ino: number as u64, kind: TABLE_KIND, offset: 0 }
 }
 
-/// The tree that a key of the table names.
+/// Returns the tree to which a table key refers; `None` if the key is not the key of a tree.
 pub fn number_of(key: &Key) -> Option<u32> {
     let number = u32::try_from(key.ino).ok().filter(|number| *number < TREES_MAX);
     number.filter(|_| key.kind == TABLE_KIND && key.offset == 0)
@@ -49,11 +49,11 @@ pub fn number_of(key: &Key) -> Option<u32> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum TreeKind {
-    /// A tree that can be used.
+    /// A tree in use.
     Head = 1,
-    /// The state of a tree when it was forked.
+    /// The state of a tree when the tree was forked.
     Point = 2,
-    /// A tree or point that nothing uses: what it alone owns is being freed.
+    /// A deleted tree or point: what it alone owns is being freed.
     Dying = 3,
 }
 
@@ -67,31 +67,31 @@ impl TreeKind {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TreeEntry {
     pub kind: TreeKind,
-    /// Nothing in the tree may be changed.
+    /// The tree must not be changed.
     pub read_only: bool,
     /// Address, generation and level of the root node.
     pub root: BlockNo,
     pub root_generation: Generation,
     pub root_level: u8,
-    /// Number of nodes, shared ones included.
+    /// Number of the tree's nodes, including shared nodes.
     pub nodes: u64,
-    /// No number within the tree from here on was ever used.
+    /// The next inode number within the tree. No number from here on has ever been used.
     pub next_ino: u64,
     pub inodes: u64,
-    /// Number of orphan items.
+    /// Number of orphan items of the tree.
     pub orphans: u64,
-    /// The point whose nodes and blocks the tree shares; 0 for none.
+    /// The point whose nodes and blocks the tree shares; 0 if there is none.
     pub point: u32,
-    /// Extents of lower birth, and nodes of a lower generation, belong to the point.
+    /// The marks: extents of lower birth and nodes of a lower generation belong to the point.
     pub births_below: u32,
     pub nodes_below: Generation,
-    /// The directory that names the tree; 0 for a point, a dying tree and the first tree.
+    /// The directory that contains the tree's name; 0 for a point, a dying tree and the first tree.
     pub dir: Ino,
-    /// When the entry was made, in seconds.
+    /// Time at which the entry was made, in seconds since the epoch.
     pub created: i64,
-    /// The extents of a dying tree under lower keys are freed already.
+    /// The extents of a dying tree under keys below this one have already been freed.
     pub freed_below: Key,
-    /// The name in `dir`.
+    /// The tree's name in `dir`.
     pub name: Vec<u8>,
 }
 
@@ -140,7 +140,7 @@ crate::layout::layout!(LAYOUT: Raw, 104, {
 const READ_ONLY: u8 = 1;
 
 impl TreeEntry {
-    /// Longest encoded entry, in bytes.
+    /// Length in bytes of the longest encoded entry.
     pub const SIZE_MAX: usize = size_of::<Raw>() + NAME_MAX;
 
     pub fn encode(&self) -> Vec<u8> {
