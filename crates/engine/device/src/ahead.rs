@@ -1,21 +1,21 @@
 //! Read-ahead for a sequential reader: several reads are in flight, and their results are returned
 //! in the order of the requests.
 //!
-//! One read after another costs a round trip each, and on a device that another machine serves
-//! nothing else counts. So the caller requests early what it will need, and takes the results one
-//! by one.
+//! Sequential reads one at a time cost a round trip each, and on a device that another machine
+//! serves the round trips are nearly the whole cost. So the caller requests early what it will
+//! need, and takes the results one by one.
 //!
 //! # Errors
-//! Each result stands alone. A failed read says nothing about the others, and is not reported if
-//! the caller never takes its result: only the caller knows whether it needs those bytes.
+//! Each result stands alone. A failed read says nothing about the other reads, and is not reported
+//! if the caller never takes its result: only the caller knows whether it needs those bytes.
 //!
 //! # The end
-//! Results that were not taken are dropped. The device may still be working on some of those reads
-//! when [`ReadAhead`] is dropped. That is allowed: a read changes nothing, its buffer is freed with
-//! its completion, and a device completes all requests before it closes. Waiting for them would let
-//! a bad sector that the caller does not need hold up the caller.
+//! Dropping [`ReadAhead`] drops the results that were not taken, even if the device is still
+//! working on some of the reads. This is safe: a read changes nothing, its buffer is freed with its
+//! completion, and a device completes all requests before it closes. The rejected alternative is to
+//! wait for these reads: a bad sector that the caller does not need could then delay the caller.
 //!
-//! Memory is bounded by the reads that the caller requests and does not take. Lock: one leaf, not
+//! Memory is bounded by the reads that the caller has requested and not taken. Lock: one leaf, not
 //! held during a request.
 
 use crate::{Completion, CompletionSink, Device, Op, Request};
@@ -35,10 +35,10 @@ struct Completions {
     came: Condvar,
 }
 
-/// Reads requested and not taken, oldest first.
+/// Reads that were requested and not taken, oldest first.
 #[derive(Default)]
 struct Window {
-    /// The tag of the oldest.
+    /// The tag of the oldest read.
     first: u64,
     slots: VecDeque<Slot>,
 }
@@ -52,7 +52,7 @@ struct Slot {
 impl CompletionSink for Completions {
     fn complete(&self, completion: Completion) {
         let mut window = self.window.lock();
-        // Only completed reads leave the window.
+        // Only completed reads leave the window, so the tag of a completion is at least `first`.
         let place = completion.tag.checked_sub(window.first).map(|place| place as usize);
         let slot = place.and_then(|place| window.slots.get_mut(place));
         let slot = slot.expect("a completion belongs to a read that was requested and has not completed");
@@ -74,8 +74,8 @@ impl<'a> ReadAhead<'a> {
         ReadAhead { device, answers: Arc::new(Completions { window, came: Condvar::new() }) }
     }
 
-    /// Starts reads, each given by its offset and its length in blocks. They are one batch for the
-    /// device.
+    /// Starts reads, each given by its offset in bytes and its length in blocks, as one batch for
+    /// the device.
     pub fn ask(&mut self, reads: impl IntoIterator<Item = (u64, usize)>) {
         let mut batch = Vec::new();
         let mut window = self.answers.window.lock();
@@ -91,12 +91,13 @@ impl<'a> ReadAhead<'a> {
         }
     }
 
-    /// Number of reads requested and not taken.
+    /// Returns the number of reads that were requested and not taken.
     pub fn asked(&self) -> usize {
         self.answers.window.lock().slots.len()
     }
 
-    /// Takes the oldest result, and waits for it if necessary. `None` if no read is left.
+    /// Takes the result of the oldest read, and waits for it if necessary. Returns `None` if no
+    /// read is left.
     pub fn take(&mut self) -> Option<Result<IoBuf>> {
         let mut window = self.answers.window.lock();
         window.slots.front()?;

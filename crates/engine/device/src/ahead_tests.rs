@@ -5,7 +5,7 @@ use kedge_base::BLOCK_SIZE;
 
 const B: u64 = BLOCK_SIZE as u64;
 
-/// Block `i` is filled with the byte `i`.
+/// Makes a device whose block `i` is filled with the byte `i`.
 fn filled(blocks: u64) -> MemDevice {
     let device = MemDevice::new(blocks * B);
     for i in 0..blocks {
@@ -56,7 +56,7 @@ fn what_is_in_flight_costs_one_round_trip_and_may_be_left() {
     assert_eq!((device.rounds(), device.in_flight_max()), (1, 8));
     ahead.take().unwrap().unwrap();
     drop(ahead);
-    // A result that was not taken does not reach another reader.
+    // A result that was not taken is not delivered to another reader.
     let mut ahead = ReadAhead::new(&device);
     ahead.ask([(20 * B, 1)]);
     assert_eq!(ahead.take().unwrap().unwrap().as_bytes()[0], 20);
@@ -72,7 +72,7 @@ fn a_reader_may_go_while_the_device_still_works() {
     ahead.ask([(0, 1)]);
     drop(ahead);
     inner.release();
-    // Closing the device waits for the completion, although the reader does not take it.
+    // Closing the device waits for the completion, although the reader has not taken the result.
     inner.heal();
     drop(device);
 }

@@ -1,5 +1,5 @@
-//! Synchronous batches on top of the asynchronous interface, and the reverse for devices whose
-//! requests never wait.
+//! Synchronous calls for batches of the asynchronous interface, and an asynchronous interface for
+//! devices whose requests never wait.
 
 use crate::interface::Device;
 use crate::request::{Completion, CompletionSink, Io, Op, Request};
@@ -8,7 +8,7 @@ use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::wait::about_to_wait;
 use std::sync::Arc;
 
-/// Serves one operation through the device's synchronous interface.
+/// Performs one operation through the device's synchronous interface.
 pub(crate) fn perform(device: &dyn Device, offset: u64, op: &mut Op) -> Result<()> {
     match op {
         Op::Read(buf) => device.read(offset, buf),
@@ -19,8 +19,8 @@ pub(crate) fn perform(device: &dyn Device, offset: u64, op: &mut Op) -> Result<(
     }
 }
 
-/// [`Device::submit`] for devices whose requests never wait: every request completes before the
-/// function returns.
+/// Implements [`Device::submit`] for devices whose requests never wait: every request completes
+/// before the function returns.
 pub(crate) fn submit_inline(device: &dyn Device, batch: Vec<Request>, sink: &dyn CompletionSink) {
     for Request { tag, offset, mut op } in batch {
         let result = perform(device, offset, &mut op);
@@ -65,11 +65,12 @@ fn requests(ios: Vec<Io>, first_tag: u64) -> Vec<Request> {
     (first_tag..).zip(ios).map(|(tag, Io { offset, op })| Request { tag, offset, op }).collect()
 }
 
-/// Submits `ios` as one batch and waits for all. Returns the completions in the order of `ios`.
+/// Submits `ios` as one batch and waits for all requests. Returns the completions in the order of
+/// `ios`.
 pub fn run_batch(device: &dyn Device, mut ios: Vec<Io>) -> Vec<Completion> {
     let count = ios.len();
     if count <= 1 {
-        // A single operation gains nothing from another thread and would pay two switches for it.
+        // A single operation gains nothing from another thread and would cost two thread switches.
         return ios
             .drain(..)
             .map(|Io { offset, mut op }| {
@@ -84,8 +85,8 @@ pub fn run_batch(device: &dyn Device, mut ios: Vec<Io>) -> Vec<Completion> {
     gather.wait()
 }
 
-/// Submits each group as a batch of its own ([`Device::submit_apart`]), where no group waits for
-/// another, and waits for all. Returns the completions in the order of the groups.
+/// Submits each group as a separate batch ([`Device::submit_apart`]) and waits for all groups. No
+/// group waits for another. Returns the completions in the order of the groups.
 pub fn run_apart(device: &dyn Device, mut groups: Vec<Vec<Io>>) -> Vec<Completion> {
     groups.retain(|group| !group.is_empty());
     if groups.len() <= 1 {

@@ -1,7 +1,7 @@
-//! What every device must do, whatever its medium: the contract of the crate as tests.
+//! Tests of the crate's contract, which every device must pass, whatever its medium.
 //!
-//! [`conform`] needs a way to make a device of zeros. [`durable`] needs one whose power can be cut,
-//! [`one_writer`] one that is opened by name.
+//! [`conform`] needs a function that makes a device of zeros. [`durable`] needs a device whose
+//! power can be cut, and [`one_writer`] a device that is opened by name.
 
 use crate::testing::{self, SIZE, expect, pattern, refuses_bad_ranges, run, steps};
 use crate::{Completion, CompletionSink, Device, Io, Op, OpenOptions, Request, run_batch};
@@ -11,13 +11,13 @@ use proptest::test_runner::{Config, TestRunner};
 use std::sync::Arc;
 
 const B: u64 = BLOCK_SIZE as u64;
-/// Random histories for each device.
+/// Number of random histories that run on each device.
 const HISTORIES: u32 = 8;
 
-/// Makes a device of that many bytes, all zeros.
+/// Makes a device of the given size in bytes, filled with zeros.
 pub type Make<'a> = &'a dyn Fn(u64) -> Arc<dyn Device>;
 
-/// All tests that need nothing but the device.
+/// Runs all tests that need nothing but a device.
 pub fn conform(make: Make<'_>) {
     let config = Config { cases: HISTORIES, failure_persistence: None, ..Config::default() };
     let outcome = TestRunner::new(config).run(&steps(), |steps| {
@@ -35,8 +35,8 @@ pub fn conform(make: Make<'_>) {
     a_panicking_completion_hangs_nobody(make(SIZE));
 }
 
-/// Both interfaces read and write the same bytes and count them alike. Empty requests are valid
-/// requests.
+/// The synchronous and the asynchronous interface read and write the same bytes and count them in
+/// the same way. Empty requests are valid.
 fn doors_agree(device: &dyn Device) {
     device.write(0, &IoBuf::from_bytes(&pattern(0, 3, 1)), false).unwrap();
     let ios = vec![
@@ -64,7 +64,7 @@ fn doors_agree(device: &dyn Device) {
     assert_eq!((s.write_bytes.get(), s.reads.get(), s.read_bytes.get()), (9 * B, 2, 9 * B));
 }
 
-/// The last block exists, and there is none after it.
+/// The last block can be used, and a request beyond it is refused.
 fn the_size_is_true(device: &dyn Device) {
     let size = device.geometry().size;
     assert_eq!(size, SIZE);
@@ -75,7 +75,7 @@ fn the_size_is_true(device: &dyn Device) {
     assert!(buf.as_bytes() == pattern(7, 1, 7));
 }
 
-/// Down to one block: a server that works in larger units must not lose or add a byte.
+/// Tests ranges down to one block: a server that works in larger units must not lose or add a byte.
 fn zeroes_and_discards_keep_to_their_range(device: &dyn Device) {
     let blocks = SIZE / B;
     let mut model = pattern(0, blocks, 5);
@@ -103,7 +103,7 @@ fn zeroes_and_discards_keep_to_their_range(device: &dyn Device) {
     expect(device, &model, 0, blocks);
 }
 
-/// Far more requests than can be in flight at a time, of mixed sizes.
+/// Submits far more requests than can be in flight at a time, of mixed sizes.
 fn a_big_batch_is_served_whole(make: Make<'_>) {
     const COUNT: u64 = 3000;
     let device = make(COUNT * 4 * B);
@@ -154,7 +154,8 @@ fn many_threads_at_once(make: Make<'_>) {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
-/// Submits a request from each completion, and finally drops the device on its own thread.
+/// A sink that submits a request from each completion, and finally drops the device on the
+/// completing thread.
 struct Chain {
     device: Mutex<Option<Arc<dyn Device>>>,
     left: Mutex<u32>,
@@ -181,7 +182,7 @@ impl CompletionSink for Chain {
     }
 }
 
-/// The device is dropped when this returns, or is about to be.
+/// When this function returns, the last completion has dropped the device or is about to drop it.
 pub fn completions_may_submit_and_drop_the_device(device: Arc<dyn Device>) {
     let chain = Arc::new_cyclic(|this| Chain {
         device: Mutex::new(Some(device.clone())),
@@ -205,8 +206,8 @@ impl CompletionSink for Panics {
     }
 }
 
-/// Other threads must not wait forever for a thread that panicked. A device that completes requests
-/// in the calling thread passes the panic to the caller and stays usable.
+/// A panic in a completion must not make other threads wait forever. A device that completes
+/// requests in the calling thread passes the panic to the caller and stays usable.
 fn a_panicking_completion_hangs_nobody(device: Arc<dyn Device>) {
     let submit = || device.submit(vec![Request { tag: 0, offset: 0, op: Op::Flush }], Arc::new(Panics));
     let inline = std::panic::catch_unwind(std::panic::AssertUnwindSafe(submit)).is_err();
@@ -219,9 +220,9 @@ fn a_panicking_completion_hangs_nobody(device: Arc<dyn Device>) {
     assert!(dead);
 }
 
-/// Whatever was flushed, or written with FUA, survives a power failure. Any part of the rest
-/// survives, each 512 bytes old or new. `make` makes a device, `cut` cuts its power and opens it
-/// again.
+/// Whatever was flushed, or written with FUA, survives a power failure. Any part of the other
+/// writes may survive: each sector of 512 bytes is either old or new. `make` makes a device; `cut`
+/// cuts its power and opens it again.
 pub fn durable(make: Make<'_>, cut: &dyn Fn(Arc<dyn Device>) -> Arc<dyn Device>) {
     let device = make(SIZE);
     let write = |at, fill, fua| {
@@ -231,7 +232,7 @@ pub fn durable(make: Make<'_>, cut: &dyn Fn(Arc<dyn Device>) -> Arc<dyn Device>)
     write(8, 1, false);
     device.write_zeroes(2 * B, B).unwrap();
     device.flush().unwrap();
-    // Through the asynchronous interface, with a flush submitted when the write has completed.
+    // Tests the asynchronous interface, with a flush submitted after the write has completed.
     let ios = [16u64, 20].map(|at| {
         let buf = IoBuf::from_bytes(&pattern(at, 4, 2));
         Io { offset: at * B, op: Op::Write { buf, fua: at == 20 } }
@@ -257,7 +258,7 @@ pub fn durable(make: Make<'_>, cut: &dyn Fn(Arc<dyn Device>) -> Arc<dyn Device>)
     }
 }
 
-/// A writer excludes every other owner; a reader without a lock may read.
+/// A writer excludes every other owner. A reader that takes no lock may read.
 pub fn one_writer(open: &dyn Fn(OpenOptions) -> Result<Arc<dyn Device>>) {
     let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
     let writer = open(OpenOptions::default()).unwrap();

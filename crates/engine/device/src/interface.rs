@@ -1,4 +1,4 @@
-//! What every device is: its properties and its requests. The contract is in the head of the crate.
+//! The interface of all devices: properties and requests. The crate's head has the contract.
 
 use crate::latency::Latency;
 use crate::request::{CompletionSink, Op, Request};
@@ -9,31 +9,32 @@ use std::sync::Arc;
 /// How the device makes a single write durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FuaKind {
-    /// One request does both (O_DSYNC, a FUA-capable device).
+    /// One request writes the data and makes it durable (O_DSYNC, or a device with FUA).
     Native,
-    /// Emulated as write + flush.
+    /// A write followed by a flush.
     Emulated,
 }
 
 /// Properties of a device.
 #[derive(Clone, Debug)]
 pub struct Geometry {
-    /// Bytes, a multiple of the block size.
+    /// Size in bytes, a multiple of the block size.
     pub size: u64,
     /// Preferred size in bytes of large transfers.
     pub optimal_io: u32,
-    /// Bytes; 0 where discard is not supported.
+    /// Smallest unit of a discard in bytes; 0 if the device does not support discard.
     pub discard_granularity: u32,
     /// Whether a discarded range reads as zeros.
     pub discard_zeroes: bool,
     pub fua: FuaKind,
 }
 
-/// Above this size the cost per byte was the same on every device that we measured.
+/// Size in bytes of transfers above which the cost per byte was constant on every device that was
+/// measured.
 pub(crate) const OPTIMAL_IO: u32 = 1 << 20;
 
 impl Geometry {
-    /// The geometry of a device in memory.
+    /// Returns the geometry of a device in memory.
     pub(crate) fn memory(size: u64) -> Geometry {
         Geometry {
             size: size - size % BLOCK_SIZE as u64,
@@ -44,8 +45,8 @@ impl Geometry {
         }
     }
 
-    /// Refuses ranges that break rule 1 of the contract, with an error instead of an assertion: the
-    /// numbers may be from a corrupt image.
+    /// Refuses ranges that violate rule 1 of the contract. Returns an error instead of asserting,
+    /// because the numbers may come from a corrupt image.
     pub(crate) fn check(&self, op: &'static str, offset: u64, len: u64) -> Result<()> {
         let errno = if !(offset | len).is_multiple_of(BLOCK_SIZE as u64) {
             libc::EINVAL
@@ -69,12 +70,12 @@ impl Geometry {
 pub trait Device: Send + Sync + 'static {
     fn geometry(&self) -> &Geometry;
 
-    /// Starts a batch. Each request completes once through `sink`, on any thread, possibly before
-    /// `submit` returns.
+    /// Starts a batch. Each request completes exactly once through `sink`, on any thread, possibly
+    /// before `submit` returns.
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>);
 
-    /// As [`Device::submit`], but the device does not merge the batch with batches that were
-    /// submitted before it. A device that passes batches on one by one needs no override.
+    /// Does what [`Device::submit`] does, but the device does not merge the batch with earlier
+    /// batches. A device that passes on each batch by itself need not override this method.
     fn submit_apart(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         self.submit(batch, sink);
     }
@@ -82,22 +83,23 @@ pub trait Device: Send + Sync + 'static {
     /// Reads `buf.len()` bytes at `offset`, in the calling thread.
     fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()>;
 
-    /// Writes `buf` at `offset`, in the calling thread; `fua`: returns once the write is durable.
+    /// Writes `buf` at `offset`, in the calling thread. With `fua`, returns once the write is
+    /// durable.
     fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()>;
 
     /// Makes every write that completed before the call durable.
     fn flush(&self) -> Result<()>;
 
-    /// Declares the contents of the range unneeded. [`Geometry::discard_zeroes`] defines what it
-    /// reads as afterwards.
+    /// Declares the contents of the range unneeded. [`Geometry::discard_zeroes`] defines what later
+    /// reads of the range return.
     fn discard(&self, offset: u64, len: u64) -> Result<()>;
 
     /// Makes the range read as zeros, with the durability of a plain write.
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<()>;
 
-    /// Gives the device room for `size` bytes, durably: a file and a Ceph image are extended; a
-    /// block device or an export that was enlarged elsewhere is measured again. A device that has
-    /// the room already is left as it is. Fails if the device cannot have that size.
+    /// Gives the device room for at least `size` bytes, durably. A file or a Ceph image is
+    /// extended; a block device or an export that was enlarged elsewhere is measured again. A
+    /// device that has the room already does not change. Fails if the device cannot have that size.
     fn grow(&self, size: u64) -> Result<()> {
         let has = self.geometry().size;
         if size <= has {
@@ -106,29 +108,30 @@ pub trait Device: Send + Sync + 'static {
         Err(Error::invalid(format!("{} has {has} bytes, {size} are wanted", self.name())))
     }
 
-    /// Gives up what lies beyond `size` bytes: a file and a Ceph image are truncated, durably.
-    /// Block devices and exports keep their size. Nothing beyond is read or written afterwards,
-    /// unless the device grows again.
+    /// Gives up everything beyond `size` bytes. A file or a Ceph image is truncated, durably. Block
+    /// devices and exports keep their size. No request beyond `size` may follow, unless the device
+    /// is grown again.
     fn cut(&self, size: u64) -> Result<()> {
         let _ = size;
         Ok(())
     }
 
-    /// The size in bytes to which an image on the device may grow without a change of the device:
-    /// that of the file, the block device, the export or the Ceph image, as it is now.
+    /// Returns the size in bytes to which an image may grow without a change of the device: the
+    /// present size of the file, block device, export or Ceph image.
     fn room(&self) -> Result<u64> {
         Ok(self.geometry().size)
     }
 
-    /// Free bytes of the file system that holds the device, if the device is a file. The file may
-    /// be sparse, and then the first write to a block needs space there. `None` if unknown.
+    /// Returns the free bytes of the file system that stores the device, if the device is a file.
+    /// The file may be sparse, so the first write to a block may need space there. `None` if
+    /// unknown.
     fn host_free(&self) -> Option<u64> {
         None
     }
 
-    /// Offset of the first byte of the range for which the underlying file system has no space yet:
-    /// a first write there takes space and may fail for lack of it. `None` if there is no such
-    /// byte, or if it cannot be found out.
+    /// Returns the offset of the first byte of the range for which the underlying file system has
+    /// not allocated space. A first write there needs space and may fail without it. Returns `None`
+    /// if all space is allocated or the device cannot find out.
     fn first_hole(&self, _offset: u64, _len: u64) -> Option<u64> {
         None
     }
@@ -136,23 +139,25 @@ pub trait Device: Send + Sync + 'static {
     /// Counters of requests since the device was opened.
     fn stats(&self) -> &DeviceStats;
 
-    /// How long small requests take, on a device that measures it ([`crate::WatchedDevice`]).
+    /// Returns the latency of small requests, on a device that measures it
+    /// ([`crate::WatchedDevice`]).
     fn latency(&self) -> &Arc<Latency> {
         &self.stats().latency
     }
 
-    /// How many requests have failed, on a device that counts them ([`crate::WatchedDevice`]).
+    /// Returns the numbers of failed requests, on a device that counts them
+    /// ([`crate::WatchedDevice`]).
     fn errors(&self) -> Option<&DeviceErrors> {
         None
     }
 
-    /// Identifies the device in messages: a path, "memory".
+    /// Returns the device's name for messages: a path, "memory".
     fn name(&self) -> &str;
 }
 
-/// Methods of an `impl Device` that only call the method of the same name of a field:
-/// `delegate!(below: geometry, stats, name);`. A device on top of another one names all methods
-/// that have a default here, too, since the default knows nothing of the device below.
+/// Implements methods of `Device` by calls of the same methods of a field: `delegate!(below:
+/// geometry, stats, name);`. A device on top of another one must also list all methods that have a
+/// default in [`Device`], because the default ignores the device below.
 #[macro_export]
 macro_rules! delegate {
     ($($below:tt).+: $method:ident $(, $more:ident)*) => {

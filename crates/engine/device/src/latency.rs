@@ -1,36 +1,37 @@
 //! Running medians of the latency of small requests and of the interval between completions, for
 //! each kind of request.
 //!
-//! The engine sizes its batches by them, and they are shown to users. They are not stored on the
-//! device, and no order of writes depends on them.
+//! The engine uses the medians to size its batches, and shows them to users. They are not stored on
+//! the device, and no order of writes depends on them.
 //!
-//! Each sample moves the estimate towards itself, by at most a sixteenth of the estimate. So one
-//! slow request changes next to nothing, the estimate follows a change by a factor of ten within
-//! some forty requests, and it rests where as many requests are faster as are slower. That is a
-//! median without a window of samples: one word, no lock. Two requests that end together may count
-//! as one. The alternative, a mean, would be dominated by a single request of a second for hundreds
-//! of others.
+//! Each sample moves the estimate towards the sample, by at most a sixteenth of the estimate. So
+//! one slow request changes almost nothing, the estimate follows a change by a factor of ten within
+//! some forty requests, and it rests where equally many requests are faster and slower. This gives
+//! a median without a window of samples: one word and no lock. Two requests that end at the same
+//! time may count as one. The rejected alternative is a mean: a single request of a second would
+//! dominate it for hundreds of requests.
 //!
 //! # Batches
-//! The latency of a batch is that of its first completion, because the other requests have waited
-//! for one another. The time from there to the last completion, divided by the requests between, is
-//! the *interval*. It separates a disk, which serves one request after another, from a distant
-//! server, which serves many at a time: a single request may take 8 ms on both. So latency over
-//! interval is the number of requests that fit into one round trip ([`Latency::at_once`]).
+//! The latency of a batch is the latency of its first completion, because the other requests of the
+//! batch have waited for each other. The time from the first completion to the last, divided by the
+//! number of requests in between, is the *interval*. The interval distinguishes a disk, which
+//! serves one request after another, from a distant server, which serves many at a time: a single
+//! request may take 8 ms on both. So latency divided by interval is the number of requests that fit
+//! into one round trip ([`Latency::at_once`]).
 //!
-//! Only requests of at most [`SMALL`] bytes are sampled, since bandwidth dominates larger ones.
-//! Requests that fail are not sampled.
+//! Only requests of at most [`SMALL`] bytes are sampled, because bandwidth dominates the time of
+//! larger ones. Failed requests are not sampled.
 
 use crate::Op;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Bytes of the largest request that counts: a few tree nodes.
+/// Size in bytes of the largest request that is sampled: a few tree nodes.
 pub const SMALL: u64 = 64 << 10;
-/// An estimate moves by at most one part in this number.
+/// An estimate moves by at most 1 / `STEP` of its value.
 const STEP: u64 = 16;
 
-/// Requests whose latency is measured.
+/// The kinds of requests whose latency is measured separately.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LatencyKind {
     Read,
@@ -53,7 +54,7 @@ impl LatencyKind {
         }
     }
 
-    /// The kind of a request; `None` if it is not sampled.
+    /// Returns the kind of a request; `None` if the request is not sampled.
     pub(crate) fn of(op: &Op) -> Option<LatencyKind> {
         if op.len() > SMALL {
             return None;
@@ -71,20 +72,20 @@ impl LatencyKind {
     }
 }
 
-/// By [`LatencyKind`].
+/// The medians of latency and interval for each [`LatencyKind`].
 #[derive(Debug, Default)]
 pub struct Latency {
     first: [Estimate; LatencyKind::ALL.len()],
     interval: [Estimate; LatencyKind::ALL.len()],
 }
 
-/// A median in nanoseconds; 0 if there was no sample yet.
+/// A median in nanoseconds; 0 before the first sample.
 #[derive(Debug, Default)]
 struct Estimate(AtomicU64);
 
 impl Estimate {
     fn record(&self, sample: Duration) {
-        // At least 1, since 0 means that there is no estimate; a century fits.
+        // At least 1, because 0 means that there is no estimate. A `u64` suffices for centuries.
         let sample = u64::try_from(sample.as_nanos()).unwrap_or(u64::MAX).max(1);
         let old = self.0.load(Relaxed);
         let step = (old / STEP).max(1);
@@ -105,32 +106,33 @@ impl Estimate {
 }
 
 impl Latency {
-    /// Samples a request that succeeded, alone or as the first of its batch.
+    /// Adds the latency of a successful request that was alone or the first of its batch to
+    /// complete.
     pub fn record(&self, kind: LatencyKind, took: Duration) {
         self.first[kind as usize].record(took);
     }
 
-    /// Samples the time between two completions of a batch.
+    /// Adds the time between two completions of a batch.
     pub fn record_interval(&self, kind: LatencyKind, interval: Duration) {
         self.interval[kind as usize].record(interval);
     }
 
-    /// How long a request takes. `None` if there was no such request yet, or if this device is not
-    /// measured.
+    /// Returns the median latency of a request. `None` before the first such request, and on a
+    /// device that is not measured.
     pub fn typical(&self, kind: LatencyKind) -> Option<Duration> {
         self.first[kind as usize].get()
     }
 
-    /// How many requests the device completes within the round trip of one. `None` if that is not
+    /// Returns how many requests the device completes within one round trip. `None` if that is not
     /// known.
     pub fn at_once(&self, kind: LatencyKind) -> Option<usize> {
         let (round_trip, interval) = (self.typical(kind)?, self.interval[kind as usize].get()?);
         Some(usize::try_from(round_trip.as_nanos() / interval.as_nanos().max(1)).unwrap_or(usize::MAX))
     }
 
-    /// How many times a round trip holds `unit`, at least 1 and at most `most`: the factor for a
-    /// size that was chosen for latencies up to `unit`. The round trip is the estimate of the first
-    /// of `kinds` that has one; without any, the result is 1.
+    /// Returns how many times `unit` fits into a round trip, clamped to the range from 1 to `most`.
+    /// The result is the factor for a size that was chosen for latencies up to `unit`. The round
+    /// trip is the estimate of the first of `kinds` that has one; if none has, the result is 1.
     pub fn times(&self, kinds: &[LatencyKind], unit: Duration, most: usize) -> usize {
         let typical = kinds.iter().find_map(|kind| self.typical(*kind)).unwrap_or_default();
         let times = typical.as_nanos() / unit.as_nanos().max(1);

@@ -33,7 +33,7 @@ fn the_estimate_follows_a_step_and_rests_at_the_median() {
         requests += 1;
     }
     assert!((30..50).contains(&requests), "{requests}");
-    // One in three takes a second: the mean would be a third of one.
+    // Every third request takes a second. A mean would be a third of a second.
     for i in 0..300 {
         latency.record(DurableWrite, if i % 3 == 0 { 1000 * MS } else { 2 * MS });
     }
@@ -44,13 +44,13 @@ fn the_estimate_follows_a_step_and_rests_at_the_median() {
 #[test]
 fn a_size_grows_with_the_latency_within_its_bounds() {
     let latency = Latency::default();
-    assert_eq!(latency.times(&[Write, Read], MS, 8), 1, "nothing is known");
+    assert_eq!(latency.times(&[Write, Read], MS, 8), 1, "no latency is known yet");
     for (took, times) in [(MS / 50, 1), (MS, 1), (3 * MS, 3), (1000 * MS, 8)] {
         let latency = Latency::default();
         latency.record(Read, took);
         assert_eq!(latency.times(&[Write, Read], MS, 8), times, "{took:?}");
     }
-    assert_eq!(latency.times(&[Read], Duration::ZERO, 0), 1, "nonsense divides by nothing");
+    assert_eq!(latency.times(&[Read], Duration::ZERO, 0), 1, "a unit of zero does not divide by zero");
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn what_fits_into_a_round_trip_is_latency_over_interval() {
     let latency = Latency::default();
     assert_eq!(latency.at_once(Write), None);
     latency.record_interval(Write, MS / 10);
-    assert_eq!(latency.at_once(Write), None, "half is nothing");
+    assert_eq!(latency.at_once(Write), None, "the latency is not known yet");
     latency.record(Write, 10 * MS);
     assert_eq!(latency.at_once(Write), Some(100));
     // A disk serves one request after another.
@@ -66,7 +66,7 @@ fn what_fits_into_a_round_trip_is_latency_over_interval() {
     latency.record(Write, 8 * MS);
     latency.record_interval(Write, 9 * MS);
     assert_eq!(latency.at_once(Write), Some(0));
-    // Completions that arrive together.
+    // Completions that arrive at the same time.
     let latency = Latency::default();
     latency.record(Write, Duration::MAX);
     latency.record_interval(Write, Duration::ZERO);

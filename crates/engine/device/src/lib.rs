@@ -1,5 +1,5 @@
-//! Block devices under the engine: a file or block device, memory, and a simulator that records and
-//! crashes.
+//! Block devices for the engine: files and block devices, memory, remote images, and simulators
+//! that record requests and crash.
 //!
 //! # The contract
 //! 1. Offsets and lengths are whole blocks ([`kedge_base::BLOCK_SIZE`]) inside [`Geometry::size`].
@@ -8,8 +8,8 @@
 //!    write that completed.
 //! 3. Between two flushes any subset of the writes may reach the medium, in any order, torn at 512
 //!    bytes.
-//! 4. A FUA write makes itself durable and nothing else. A write or a discard of the same place
-//!    that completed before it, and that no flush has covered, may still land after it.
+//! 4. A FUA write makes itself durable and nothing else. A write or a discard of the same sectors
+//!    that completed before it, and that no flush has covered, may still reach the medium after it.
 //! 5. Every submitted request completes exactly once, with its buffers, on any thread; requests of
 //!    one batch are unordered. Completions never run under a lock that `submit` takes.
 //! 6. An error is final: a device never retries silently. [`Error::Fenced`] shuts the mount down.
@@ -17,14 +17,14 @@
 //!    is opened again.
 //!
 //! # Files
-//! A file uses only those before it. Public names are imported from the crate's root, which only
-//! re-exports them and selects the device for a location.
-//! 1. requests and what is known of them: `request`, `latency`, `stats`;
-//! 2. `interface`: the properties and the requests of each device; `batch` and `sizes` on top;
+//! A file uses only files that come before it in this list. Public names are imported from the
+//! crate's root, which only re-exports them and selects the device for a location.
+//! 1. requests and measurements of them: `request`, `latency`, `stats`;
+//! 2. `interface`: the properties and requests of all devices; `batch` and `sizes` build on it;
 //! 3. `pages` (bytes in memory) and `location`;
-//! 4. devices: `mem`, `overlay`, `file`, `nbd`, `rbd`, `watched`, and on any of them `ahead`,
-//!    which reads ahead, `window`, a part of a device, and `crypt`, which encrypts;
-//! 5. `sim`, which records and crashes devices in memory.
+//! 4. devices: `mem`, `overlay`, `file`, `nbd`, `rbd`, `watched`; for any device, `ahead`
+//!    (read-ahead), `window` (a part of a device) and `crypt` (encryption);
+//! 5. `sim`: devices for tests, which record requests and simulate crashes.
 
 #![deny(unsafe_code)]
 
@@ -77,7 +77,7 @@ use kedge_base::{Error, Result};
 use location::WindowUri;
 use std::sync::Arc;
 
-/// Opens an image wherever it is.
+/// Opens the image at a location of any kind.
 pub fn open(location: &Location, options: OpenOptions) -> Result<Arc<dyn Device>> {
     match location {
         Location::Path(path) => Ok(FileDevice::open(path, options)?),
@@ -91,7 +91,8 @@ pub fn open(location: &Location, options: OpenOptions) -> Result<Arc<dyn Device>
     }
 }
 
-/// Whether the image exists. An NBD export is assumed to exist: only opening it shows.
+/// Returns whether the image exists. An NBD export is assumed to exist, because only opening it
+/// shows whether it does.
 pub fn exists(location: &Location) -> Result<bool> {
     match location {
         Location::Path(path) | Location::Window(WindowUri { path, .. }) => path
@@ -106,7 +107,7 @@ pub fn exists(location: &Location) -> Result<bool> {
     }
 }
 
-/// Makes a file or an image of `size` bytes that can be opened.
+/// Creates a file or a Ceph image of `size` bytes that can then be opened.
 pub fn create(location: &Location, size: u64) -> Result<()> {
     match location {
         Location::Path(path) => FileDevice::create(path, size, OpenOptions::default()).map(drop),
@@ -120,8 +121,8 @@ pub fn create(location: &Location, size: u64) -> Result<()> {
     }
 }
 
-/// Whether the lock on an image is free, as far as this kind of device can find out: see its
-/// module.
+/// Returns whether the lock on an image is free, as far as this kind of device can find out: see
+/// the device's module.
 pub fn is_unlocked(location: &Location) -> Result<bool> {
     match location {
         Location::Path(path) => file::is_unlocked(path, None),

@@ -1,5 +1,5 @@
-//! Where an image is: a file or block device, a window of one, or the URI of an image that another
-//! machine serves.
+//! The location of an image: a file or block device, a window of one, or the URI of an image that
+//! another machine serves.
 //!
 //! ```text
 //! file:PATH?offset=BYTES[&sizelimit=BYTES]
@@ -7,10 +7,11 @@
 //! nbd://HOST[:PORT][/EXPORT][?connections=N&timeout=SECONDS]
 //! nbd+unix:///[EXPORT]?socket=PATH[&connections=N&timeout=SECONDS]
 //! ```
-//! `%XX` stands for a byte. A file whose name looks like a URI is written `./nbd:…`.
+//! `%XX` stands for the byte with that hexadecimal value. A file whose name looks like a URI is
+//! written `./nbd:…`.
 //!
-//! [`Location`]'s text is canonical: two locations of the same image have equal texts, as far as
-//! that can be decided without contacting a server.
+//! The text of a [`Location`] is canonical: two locations of the same image have equal texts, as
+//! far as this can be decided without contacting a server.
 
 use kedge_base::{BLOCK_SIZE, Error, Result, parse_size};
 use std::ffi::OsString;
@@ -19,35 +20,35 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The port that IANA gave to NBD.
+/// The port that IANA has assigned to NBD.
 const NBD_PORT: u16 = 10809;
-/// Longest name of an export, by the protocol.
+/// Longest name of an export in bytes, which the protocol defines.
 const EXPORT_MAX: usize = 4096;
-/// Longest path of a Unix socket, by the kernel.
+/// Longest path of a Unix socket in bytes, which the kernel defines.
 const SOCKET_MAX: usize = 107;
 pub const CONNECTIONS_DEFAULT: usize = 2;
 const CONNECTIONS_MAX: u64 = 16;
 pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 pub const TIMEOUT_SECS_MAX: u64 = 3600;
 
-/// Where an image is.
+/// The location of an image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Location {
-    /// A file or block device of this machine.
+    /// A file or block device of this host.
     Path(PathBuf),
-    /// A part of one.
+    /// A part of a file or block device.
     Window(WindowUri),
     Nbd(NbdUri),
     Rbd(RbdUri),
 }
 
-/// A range of bytes of a file or block device, which holds the image.
+/// A range of bytes of a file or block device that contains an image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WindowUri {
     pub path: PathBuf,
-    /// Whole blocks.
+    /// Start in bytes, a multiple of the block size.
     pub offset: u64,
-    /// Whole blocks, at least one; `None`: the window ends with the file.
+    /// Length in bytes, a positive multiple of the block size; `None`: up to the end of the file.
     pub size: Option<u64>,
 }
 
@@ -57,22 +58,22 @@ pub struct RbdUri {
     pub pool: String,
     pub image: String,
     pub snapshot: Option<String>,
-    /// The user without `client.`; `admin` if none is named.
+    /// The Ceph user without `client.`; `None` means `admin`.
     pub id: Option<String>,
-    /// The file of the cluster's configuration; by default one of the places where Ceph searches.
+    /// Path of the cluster's configuration file; `None` means the first of Ceph's default paths.
     pub conf: Option<String>,
-    /// An operation without a reply for this long ends the device.
+    /// Time without a reply to an operation after which the device fails.
     pub timeout: Duration,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NbdUri {
     pub address: NbdAddress,
-    /// Empty: the server's default export.
+    /// Name of the export; empty for the server's default export.
     pub export: String,
-    /// Upper bound of the connections, on a server that allows several.
+    /// Maximum number of connections, on a server that allows several.
     pub connections: usize,
-    /// A request without a reply for this long ends the device.
+    /// Time without a reply to a request after which the device fails.
     pub timeout: Duration,
 }
 
@@ -83,7 +84,7 @@ pub enum NbdAddress {
 }
 
 impl Location {
-    /// Parses the text of a user.
+    /// Parses the text that a user gives.
     pub fn parse(text: &Path) -> Result<Location> {
         let Some(uri) = text.to_str() else { return Ok(Location::Path(text.to_owned())) };
         let wrong = |why: String| Error::invalid(format!("{uri}: {why}"));
@@ -104,7 +105,7 @@ impl Location {
         }
     }
 
-    /// The location as it is from every working directory.
+    /// Returns the location with an absolute path, so that it is valid in every working directory.
     pub fn absolute(self) -> Result<Location> {
         let absolute = |path: PathBuf| {
             std::path::absolute(&path).map_err(|e| Error::invalid(format!("{}: {e}", path.display())))
@@ -127,7 +128,7 @@ impl Location {
         }
     }
 
-    /// Whether both name the same image, as far as their texts show.
+    /// Returns whether both locations name the same image, as far as their texts show.
     pub fn same_image(&self, other: &Location) -> bool {
         match (self, other) {
             (Location::Window(a), Location::Window(b)) => (&a.path, a.offset) == (&b.path, b.offset),
@@ -139,7 +140,7 @@ impl Location {
         }
     }
 
-    /// The file or block device of this machine that holds the image.
+    /// Returns the path of the file or block device of this host that contains the image.
     pub fn host_path(&self) -> Option<&Path> {
         match self {
             Location::Path(path) => Some(path),
@@ -148,7 +149,8 @@ impl Location {
         }
     }
 
-    /// Whether a URI names the image: a window of a file, or an image that another process serves.
+    /// Returns whether the image is named by a URI: a window of a file, or an image that another
+    /// process serves.
     pub fn is_uri(&self) -> bool {
         !matches!(self, Location::Path(_))
     }
@@ -237,8 +239,8 @@ impl fmt::Display for RbdUri {
     }
 }
 
-/// Whether the text after `file:` names a window. Otherwise the whole is a path: of a file with
-/// such a name, or in `file:/PATH` of a file inside an image that is called `file`.
+/// Returns whether the text after `file:` names a window. Otherwise the whole text is a path: a
+/// file name that begins with `file:`, or in `file:/PATH` a file inside an image called `file`.
 pub fn is_window(rest: &[u8]) -> bool {
     let has = |word: &[u8]| rest.windows(word.len()).any(|text| text == word);
     has(b"?offset=") || has(b"?sizelimit=")
@@ -273,7 +275,7 @@ fn rbd(rest: &str) -> Result<RbdUri, String> {
     })
 }
 
-/// Parses a Ceph name, which has neither a slash nor an @.
+/// Parses a Ceph name, which must not contain a slash or an @.
 fn name_of(what: &str, text: &str) -> Result<String, String> {
     let name = unquoted(text)?;
     if name.is_empty() || name.contains(['/', '@']) {
@@ -341,7 +343,7 @@ fn unix(rest: &str) -> Result<NbdUri, String> {
     options.into_uri(NbdAddress::Unix { socket }, export)
 }
 
-/// The parts before and after the `?` of what follows `//`.
+/// Splits the text after `//` at the `?`.
 fn split(rest: &str) -> Result<(&str, &str), String> {
     let rest = rest.strip_prefix("//").ok_or("// is missing after the colon")?;
     if rest.contains('#') {
@@ -362,7 +364,7 @@ struct Options {
 }
 
 impl Options {
-    /// `known`: the options that have a meaning here.
+    /// Parses the options of a URI. `known` lists the options that this kind of location has.
     fn parse(text: &str, known: &[&str]) -> Result<Options, String> {
         let mut options = Options::default();
         for option in text.split('&').filter(|option| !option.is_empty()) {
@@ -417,7 +419,7 @@ impl Options {
     }
 }
 
-/// Accepts digits only, since `parse` also takes a sign.
+/// Accepts digits only, whereas `str::parse` also accepts a sign.
 fn number(text: &str) -> Option<u64> {
     if text.bytes().all(|b| b.is_ascii_digit()) { text.parse().ok() } else { None }
 }
@@ -430,7 +432,7 @@ fn unquoted(text: &str) -> Result<String, String> {
     String::from_utf8(unquoted_bytes(text)?).map_err(|_| "the % escapes are not UTF-8".to_owned())
 }
 
-/// As [`unquoted`], for a path, which may be any bytes.
+/// Does what [`unquoted`] does, for a path, which may contain any bytes.
 fn unquoted_bytes(text: &str) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -452,8 +454,7 @@ fn unquoted_bytes(text: &str) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// Leaves the characters that stand for themselves in every part of a URI; quotes the rest as
-/// `%XX`.
+/// Quotes bytes as `%XX`, except for characters that need no quotes in any component of a URI.
 fn quoted(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     for &byte in bytes {

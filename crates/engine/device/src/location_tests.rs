@@ -61,7 +61,7 @@ fn paths_stay_paths() {
     }
 }
 
-/// Each kind of malformed URI has its own message, which names the URI.
+/// Each kind of malformed URI has a message of its own, which contains the URI.
 #[test]
 fn nonsense_is_named() {
     for (text, word) in [
@@ -123,7 +123,7 @@ fn nonsense_is_named() {
     assert!(parse(&long).unwrap_err().to_string().contains("at most 4096 bytes"));
 }
 
-/// The parser once accepted such a URI, which could then not be made absolute.
+/// An earlier parser accepted such a URI, which could then not be made absolute.
 #[test]
 fn an_empty_configuration_is_refused() {
     let e = Location::parse(Path::new("rbd:pool/image?conf=")).unwrap_err().to_string();

@@ -1,7 +1,7 @@
-//! A sparse device in memory. Snapshots are cheap enough to take one for each crash state.
+//! A sparse device in memory. Snapshots are cheap enough for one at each crash state.
 //!
-//! Every write is durable at once; [`crate::sim`] puts a volatile cache in front. Lock: one leaf,
-//! held for copying only.
+//! Every write is durable at once; [`crate::sim`] adds a volatile cache. Lock: one leaf, held only
+//! while bytes are copied.
 
 use crate::batch::submit_inline;
 use crate::pages::{Page, Pages, blocks};
@@ -16,12 +16,12 @@ use std::sync::Arc;
 pub struct MemDevice {
     sizes: Sizes,
     stats: DeviceStats,
-    /// An absent block is zeros.
+    /// The contents; an absent block reads as zeros.
     pages: RwLock<Pages>,
 }
 
 impl MemDevice {
-    /// A zeroed device of `size` bytes, rounded down to blocks.
+    /// Makes a zeroed device of `size` bytes, rounded down to whole blocks.
     pub fn new(size: u64) -> MemDevice {
         MemDevice::with_pages(Geometry::memory(size), Pages::default())
     }
@@ -30,17 +30,19 @@ impl MemDevice {
         MemDevice { sizes: Sizes::new(geometry), stats: DeviceStats::default(), pages: RwLock::new(pages) }
     }
 
-    /// A copy that shares all contents until either is written. Its counters start at zero.
+    /// Returns a copy that shares each block until one of the two devices writes it. The copy's
+    /// counters start at zero.
     pub fn fork(&self) -> MemDevice {
         MemDevice::with_pages(self.sizes.now().clone(), self.pages.read().clone())
     }
 
-    /// A hash of the difference from `base`: equal for equal contents, whatever writes led to them.
+    /// Returns a hash of the difference from `base`. It is equal for equal contents, whatever
+    /// writes led to them.
     pub fn difference_hash(&self, base: &MemDevice) -> u64 {
         self.pages.read().difference_hash(&base.pages.read())
     }
 
-    /// A hash of the contents of these blocks. Blocks beyond the end count as zeros.
+    /// Returns a hash of the contents of these blocks. Blocks beyond the end count as zeros.
     pub fn range_hash(&self, blocks: Range<u64>) -> u64 {
         let pages = self.pages.read();
         let mut hasher = std::hash::DefaultHasher::new();
@@ -50,7 +52,7 @@ impl MemDevice {
         hasher.finish()
     }
 
-    /// A copy of any byte range, for tests. Panics beyond the end of the device.
+    /// Returns a copy of any byte range, for tests. Panics if the range extends beyond the device.
     pub fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {
         let end = offset + len as u64;
         assert!(end <= self.sizes.now().size, "byte range inside the device");
@@ -67,8 +69,8 @@ impl MemDevice {
         out
     }
 
-    /// Damages the image, for tests: `f` gets the bytes from `offset` to the end of its block.
-    /// Panics beyond the end of the device.
+    /// Damages the image, for tests: calls `f` with the bytes from `offset` to the end of its
+    /// block. Panics if `offset` is beyond the end of the device.
     pub fn corrupt(&self, offset: u64, f: impl FnOnce(&mut [u8])) {
         assert!(offset < self.sizes.now().size, "offset inside the device");
         let mut pages = self.pages.write();
@@ -77,13 +79,13 @@ impl MemDevice {
         put(&mut pages, blocks(offset), Page::new(&bytes));
     }
 
-    /// The contents without locking, for a sole owner.
+    /// Returns the contents without locking, for the only owner.
     pub(crate) fn pages_mut(&mut self) -> &mut Pages {
         self.pages.get_mut()
     }
 }
 
-/// Stores a page as a memory device does: zero pages stay absent.
+/// Stores a page; a page of zeros is removed instead, because an absent block reads as zeros.
 pub(crate) fn put(pages: &mut Pages, block: u64, page: Page) {
     if page.is_zero() {
         pages.remove(block, 1);

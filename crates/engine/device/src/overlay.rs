@@ -1,9 +1,9 @@
 //! Keeps writes in memory, above a device that is only read, so that a log can be replayed and
 //! checked without changing the image.
 //!
-//! Memory grows with the blocks written and is freed with the device. Replaying a log into it is
-//! bounded by the log and by the tree nodes that the log changes. Lock: one leaf, never held across
-//! a request to the base.
+//! Memory grows with the number of written blocks and is freed with the device. When a log is
+//! replayed into the overlay, the log's size and the tree nodes that the log changes bound the
+//! memory. Lock: one leaf, never held during a request to the base.
 
 use crate::batch::submit_inline;
 use crate::pages::{Page, Pages, blocks, patch};
@@ -17,10 +17,10 @@ pub struct OverlayDevice {
     base: Arc<dyn Device>,
     geometry: Geometry,
     stats: DeviceStats,
-    /// An absent block is read from the base. A discarded block is a zero page, so that the base's
-    /// contents do not reappear.
+    /// The written blocks. An absent block is read from the base. A discarded block is stored as a
+    /// page of zeros, so that the base's contents do not reappear.
     written: RwLock<Pages>,
-    /// Blocks whose reads fail with the error until they are written.
+    /// Blocks whose reads fail with this error until the block is written.
     spoilt: RwLock<BTreeMap<u64, Error>>,
     name: String,
 }
@@ -38,13 +38,13 @@ impl OverlayDevice {
         OverlayDevice { base, geometry, stats, written, spoilt, name }
     }
 
-    /// Makes every read of a block fail until the block is written here: readers must not see the
-    /// base's contents, even if the base becomes readable again.
+    /// Makes every read of a block fail until the block is written to the overlay: readers must not
+    /// see the base's contents, even if the base becomes readable again.
     pub fn spoil(&self, block: BlockNo, error: Error) {
         self.spoilt.write().insert(block.0, error);
     }
 
-    /// Whether a request is a read that needs only the base.
+    /// Returns whether a request is a read that only the base must serve.
     fn is_the_bases(&self, request: &Request) -> bool {
         let Op::Read(buf) = &request.op else { return false };
         let (first, count) = (blocks(request.offset), buf.blocks() as u64);
@@ -67,8 +67,8 @@ impl Device for OverlayDevice {
         &self.geometry
     }
 
-    /// Reads of ranges that were not written here go to the base as one batch, so that they overlap
-    /// there.
+    /// Reads of ranges that were not written to the overlay go to the base as one batch, so that
+    /// the base can serve them in parallel.
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         let (below, here): (Vec<_>, Vec<_>) =
             batch.into_iter().partition(|request| self.is_the_bases(request));
@@ -91,8 +91,8 @@ impl Device for OverlayDevice {
             return Err(error.clone());
         }
         drop(spoilt);
-        // If the overlay has the whole range, the base is not read, because it may be unreadable
-        // there.
+        // If the overlay has the whole range, the base is not read, because the range may be
+        // unreadable there.
         if written.len() < buf.blocks() {
             self.base.read(offset, buf)?;
         }

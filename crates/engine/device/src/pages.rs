@@ -1,9 +1,9 @@
-//! Blocks in memory that images share, so that a snapshot of a memory device is cheap.
+//! Blocks in memory that several images share, so that a snapshot of a memory device is cheap.
 //!
-//! A [`Page`] is one immutable block, and its hash once that was computed. [`Pages`] maps block
-//! numbers to pages through chunks with shared pointers. A clone copies one pointer per 256 KiB in
-//! use. The first write to a chunk after a clone copies its 64 slots. A block is copied only by a
-//! write to a part of it.
+//! A [`Page`] is one immutable block with a hash that is computed at most once. [`Pages`] maps
+//! block numbers to pages through chunks with shared pointers. Cloning copies one pointer for
+//! each 256 KiB in use. The first write to a chunk after a clone copies the chunk's 64 slots. The
+//! bytes of a block are copied only when a part of the block is written.
 
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use std::collections::BTreeMap;
@@ -13,20 +13,21 @@ use std::sync::{Arc, OnceLock};
 
 static ZEROS: [u8; BLOCK_SIZE] = [0; BLOCK_SIZE];
 
-/// The content of one block. All-zero blocks take no memory.
+/// The contents of one block. A block of zeros takes no memory.
 #[derive(Clone)]
 pub(crate) struct Page(Option<Arc<Content>>);
 
 struct Content {
     bytes: [u8; BLOCK_SIZE],
-    /// Images that share the page share its hash: crash tests compare many images of few pages.
+    /// The hash, computed at its first use. Images that share the page share the hash: crash tests
+    /// compare many images with few different pages.
     hash: OnceLock<u64>,
 }
 
 impl Page {
     pub const ZERO: Page = Page(None);
 
-    /// `bytes` is one block.
+    /// Makes a page of `bytes`, which must be one block.
     pub fn new(bytes: &[u8]) -> Page {
         if bytes == ZEROS {
             Page::ZERO
@@ -40,7 +41,7 @@ impl Page {
         self.0.as_deref().map_or(&ZEROS, |content| &content.bytes)
     }
 
-    /// A hash of the bytes, 0 for zeros. Computed once.
+    /// Returns a hash of the bytes, 0 for zeros. Computed once for each page.
     pub fn hash(&self) -> u64 {
         let of = |content: &Arc<Content>| {
             *content.hash.get_or_init(|| {
@@ -56,7 +57,8 @@ impl Page {
         self.0.is_none()
     }
 
-    /// Whether both pages are from the same write; equal bytes are not enough, except for zeros.
+    /// Returns whether both pages are the same object or both are zeros. Equal bytes from different
+    /// writes do not count.
     pub fn same(&self, other: &Page) -> bool {
         match (&self.0, &other.0) {
             (None, None) => true,
@@ -66,11 +68,11 @@ impl Page {
     }
 }
 
-/// The payload of a recorded write: a run of blocks, cheap to clone.
+/// The data of a recorded write: a run of blocks, cheap to clone.
 #[derive(Clone)]
 pub struct Data {
     blocks: u64,
-    /// `None`: zeros.
+    /// The blocks; `None` if all are zeros.
     pages: Option<Arc<[Page]>>,
 }
 
@@ -146,7 +148,7 @@ impl Pages {
         Arc::make_mut(chunk).set((block % CHUNK) as usize, Some(page));
     }
 
-    /// The cost depends on the pages present, not on the length of the range.
+    /// Removes a range. The cost depends on the pages present in it, not on its length.
     pub fn remove(&mut self, from: u64, blocks: u64) {
         let end = from + blocks;
         if blocks == 0 {
@@ -170,7 +172,7 @@ impl Pages {
         }
     }
 
-    /// In ascending order.
+    /// Iterates over the pages present, in ascending order of block numbers.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &Page)> {
         self.chunks.iter().flat_map(|(&at, chunk)| {
             chunk
@@ -181,8 +183,8 @@ impl Pages {
         })
     }
 
-    /// A hash of the blocks whose bytes differ from those of `base`. The cost depends on the chunks
-    /// that the two do not share, and on the pages in them that no earlier call has seen.
+    /// Returns a hash of the blocks whose bytes differ from those of `base`. The cost depends on
+    /// the chunks that the two do not share, and on the pages in them whose hash is not known yet.
     pub fn difference_hash(&self, base: &Pages) -> u64 {
         let mut numbers: Vec<u64> = self.chunks.keys().chain(base.chunks.keys()).copied().collect();
         numbers.sort_unstable();
@@ -206,18 +208,18 @@ impl Pages {
         hasher.finish()
     }
 
-    /// The pages of a range that are present, with their places in the range.
+    /// Returns the pages of a range that are present, with their positions in the range.
     pub fn present(&self, block: u64, blocks: u64) -> Vec<(usize, Page)> {
         (0..blocks).filter_map(|i| Some((i as usize, self.get(block + i)?.clone()))).collect()
     }
 }
 
-/// Splits a checked byte offset or length into blocks.
+/// Converts a byte offset or length to blocks; it is a multiple of the block size.
 pub(crate) fn blocks(bytes: u64) -> u64 {
     bytes / BLOCK_SIZE as u64
 }
 
-/// Copies pages from [`Pages::present`] into a buffer.
+/// Copies pages returned by [`Pages::present`] into a buffer.
 pub(crate) fn patch(buf: &mut IoBuf, pages: &[(usize, Page)]) {
     let bytes = buf.as_mut_bytes();
     for (i, page) in pages {

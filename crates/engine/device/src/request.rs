@@ -13,7 +13,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Its name in errors.
+    /// Returns the operation's name for error messages.
     pub fn name(&self) -> &'static str {
         match self {
             Op::Read(_) => "read",
@@ -24,7 +24,7 @@ impl Op {
         }
     }
 
-    /// Length of its range in bytes.
+    /// Returns the length of the operation's range in bytes.
     pub(crate) fn len(&self) -> u64 {
         match self {
             Op::Read(buf) | Op::Write { buf, .. } => buf.len() as u64,
@@ -34,7 +34,7 @@ impl Op {
     }
 }
 
-/// One request of a batch. The caller chooses `tag`.
+/// One request of a batch. The caller chooses `tag`, which the completion returns.
 #[derive(Debug)]
 pub struct Request {
     pub tag: u64,
@@ -50,12 +50,12 @@ pub struct Completion {
     pub result: Result<()>,
 }
 
-/// Takes completions, on any thread. Must not block.
+/// Receives completions, on any thread. Must not block.
 pub trait CompletionSink: Send + Sync {
     fn complete(&self, completion: Completion);
 }
 
-/// An operation of [`crate::run_batch`].
+/// An operation for [`crate::run_batch`] and its offset.
 #[derive(Debug)]
 pub struct Io {
     pub offset: u64,

@@ -1,8 +1,8 @@
 //! The geometry of a device whose size can change.
 //!
 //! [`crate::Device::geometry`] returns a reference, which callers keep. So a change of size appends
-//! a geometry and leaves the old ones in place: there are as many as there were changes while the
-//! device was open, and each was requested by a user.
+//! a geometry and keeps the old ones. Memory is bounded, because a user requests each change of
+//! size.
 
 use crate::Geometry;
 use kedge_base::BLOCK_SIZE;
@@ -26,7 +26,7 @@ impl Sizes {
         last
     }
 
-    /// The present geometry.
+    /// Returns the present geometry.
     pub(crate) fn now(&self) -> &Geometry {
         &self.last().geometry
     }
@@ -38,7 +38,8 @@ impl Sizes {
             return;
         }
         let mut new = Box::new(Sizes::new(Geometry { size, ..self.now().clone() }));
-        // Another thread may have appended meanwhile: the later change is the one in force.
+        // Another thread may have appended a geometry since. This change is the later one, so it is
+        // appended after that.
         while let Err(rejected) = self.last().next.set(new) {
             new = rejected;
         }

@@ -4,34 +4,34 @@ use crate::{Latency, Op};
 use kedge_base::Counter;
 use std::sync::Arc;
 
-/// Requests as they were issued, whether they succeeded or not. Discards and zeroing transfer no
-/// data and are not counted.
+/// Requests as they were issued, successful or not. Discards and zeroing transfer no data and are
+/// not counted.
 #[derive(Debug, Default)]
 pub struct DeviceStats {
     pub reads: Counter,
     pub read_bytes: Counter,
-    /// FUA writes included.
+    /// Number of writes, including FUA writes.
     pub writes: Counter,
     pub write_bytes: Counter,
     pub flushes: Counter,
     pub fua_writes: Counter,
-    /// Shared, so that a completion can record its time without holding the device.
+    /// Shared, so that a completion can record its time without a reference to the device.
     pub latency: Arc<Latency>,
 }
 
-/// Requests that failed, for whatever reason.
+/// Numbers of failed requests, whatever the reason.
 #[derive(Debug, Default)]
 pub struct DeviceErrors {
     pub reads: Counter,
-    /// FUA writes included.
+    /// Failed writes, including FUA writes.
     pub writes: Counter,
     pub flushes: Counter,
-    /// Zeroing included.
+    /// Failed discards and zeroing requests.
     pub discards: Counter,
 }
 
 impl DeviceErrors {
-    /// Counts a failed request by its name ([`Op::name`]).
+    /// Counts a failed request by its name, the result of [`Op::name`].
     pub(crate) fn count(&self, op: &str) {
         match op {
             "read" => self.reads.inc(),

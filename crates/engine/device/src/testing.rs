@@ -1,4 +1,4 @@
-//! Random operations on a device, compared with a plain vector of bytes.
+//! Random operations on a device, compared with a vector of bytes as the model.
 
 use crate::{Device, Io, Op, run_batch};
 use kedge_base::{BLOCK_SIZE, IoBuf};
@@ -10,7 +10,7 @@ const B: u64 = BLOCK_SIZE as u64;
 
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// `fill` 0: zeros.
+    /// A write; `fill` 0 writes zeros.
     Write {
         at: u64,
         len: u64,
@@ -30,15 +30,15 @@ pub enum Step {
         at: u64,
         len: u64,
     },
-    /// Single blocks, ascending with gaps: written in one batch with flushes between, then read in
-    /// one batch.
+    /// Single blocks, ascending with gaps: written in one batch with flushes in between, then read
+    /// in one batch.
     Batch {
         blocks: Vec<u64>,
         fill: u8,
     },
 }
 
-/// Bytes that differ by sector, block and fill.
+/// Returns bytes that differ by sector, block and fill.
 pub fn pattern(at: u64, len: u64, fill: u8) -> Vec<u8> {
     if fill == 0 {
         return vec![0; (len * B) as usize];
@@ -84,7 +84,7 @@ pub fn apply(device: &dyn Device, model: &mut [u8], step: &Step) {
             if geometry.discard_granularity > 0 {
                 device.discard(at * B, len * B).unwrap();
             }
-            // The range may then read as anything.
+            // A discarded range may then read as anything.
             if geometry.discard_granularity == 0 || !geometry.discard_zeroes {
                 device.write_zeroes(at * B, len * B).unwrap();
             }
@@ -124,14 +124,14 @@ fn batch(device: &dyn Device, model: &mut [u8], blocks: &[u64], fill: u8) {
     }
 }
 
-/// Checks that the blocks read as the model has them, into a buffer that is not clean.
+/// Checks that the blocks read as in the model, into a buffer filled with other bytes.
 pub fn expect(device: &dyn Device, model: &[u8], at: u64, len: u64) {
     let mut buf = IoBuf::from_bytes(&vec![0xee; (len * B) as usize]);
     device.read(at * B, &mut buf).unwrap();
     assert!(buf.as_bytes() == &model[(at * B) as usize..][..(len * B) as usize], "blocks {at}+{len}");
 }
 
-/// Runs the steps and compares everything at the end.
+/// Runs the steps and compares the whole device at the end.
 pub fn run(device: &dyn Device, model: &mut [u8], steps: &[Step]) {
     for step in steps {
         apply(device, model, step);
@@ -139,7 +139,7 @@ pub fn run(device: &dyn Device, model: &mut [u8], steps: &[Step]) {
     expect(device, model, 0, BLOCKS);
 }
 
-/// Every interface refuses ranges that are outside the device or not of whole blocks.
+/// Both interfaces refuse ranges that are outside the device or not whole blocks.
 pub fn refuses_bad_ranges(device: &dyn Device) {
     let size = device.geometry().size;
     for (offset, len) in [(size, B), (size - B, 2 * B), (u64::MAX - B + 1, B), (512, B)] {

@@ -1,14 +1,15 @@
-//! Records the requests that a device has not completed, so that a hang is visible, measures how
-//! long completed requests took ([`Latency`]), and counts the failed requests.
+//! A device that records its requests in flight, so that a hang is visible, measures the latency of
+//! completed requests ([`Latency`]), and counts failed requests.
 //!
-//! A request is recorded when it begins and removed when it completes. The records are read while
-//! the device hangs, so their lock is a leaf, held during neither a request nor a completion.
-//! Memory is bounded by the requests that the device takes at a time.
+//! A request is recorded when it begins and removed when it completes. The records are read even
+//! while the device hangs, so their lock is a leaf and held neither during a request nor during a
+//! completion. Memory is bounded by the number of requests that the device accepts at a time.
 //!
-//! A process whose device another one takes over ends its use here ([`WatchedDevice::retire`]).
+//! A process that hands its device over to another process ends its own use of it here
+//! ([`WatchedDevice::retire`]).
 //!
-//! Late requests are only reported. Acting on them is up to the device (a remote device has a time
-//! limit) and to administrators.
+//! Late requests are only reported. The device itself (a remote device has a time limit) and
+//! administrators act on them.
 
 use crate::latency::SMALL;
 use crate::{Completion, CompletionSink, Device, DeviceErrors, Latency, LatencyKind, Request};
@@ -19,8 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-/// A request in flight for longer is *late*. A healthy disk completes a request within a second or
-/// two even when it is busy.
+/// Time in flight after which a request is *late*. A healthy disk completes a request within a
+/// second or two even when it is busy.
 pub const LATE: Duration = Duration::from_secs(5);
 
 pub struct WatchedDevice {
@@ -31,22 +32,22 @@ pub struct WatchedDevice {
 /// The requests that a device has not completed.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Pending {
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub outstanding: usize,
-    /// Those of them that are late.
+    /// Number of requests in flight that are late.
     pub late: usize,
     pub oldest: Option<Oldest>,
-    /// Requests that completed late.
+    /// Number of requests that have completed late.
     pub answered_late: u64,
 }
 
 /// The request that has been in flight the longest.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Oldest {
-    /// Its name in errors.
+    /// The request's name in error messages.
     pub op: &'static str,
     pub age: Duration,
-    /// When the request began, in seconds since 1970.
+    /// Time at which the request began, in seconds since 1970.
     pub since: i64,
 }
 
@@ -54,16 +55,16 @@ struct Notes {
     clock: Arc<dyn Clock>,
     errors: DeviceErrors,
     list: Mutex<List>,
-    /// No request is in flight, and the device is retired.
+    /// Notified when the device is retired and no request is in flight.
     idle: Condvar,
 }
 
 #[derive(Default)]
 struct List {
-    /// No request begins any more.
+    /// Whether the device is retired, so that no request may begin.
     retired: bool,
     next: u64,
-    /// In the order in which they began.
+    /// The requests in flight, in the order in which they began.
     begun: BTreeMap<u64, Begun>,
     answered_late: u64,
 }
@@ -87,16 +88,16 @@ impl WatchedDevice {
         }
     }
 
-    /// Ends the use of the device by this process, for good: returns when no request is in flight.
-    /// A thread that begins one later sleeps as long as the process lives. With an error instead it
-    /// would report a fault of the device to users.
+    /// Ends the use of the device by this process, permanently. Returns when no request is in
+    /// flight. A thread that begins a request later sleeps until the process ends: an error would
+    /// look to users like a fault of the device.
     pub fn retire(&self) {
         let mut list = self.notes.list.lock();
         list.retired = true;
         self.notes.idle.wait_while(&mut list, |list| !list.begun.is_empty());
     }
 
-    /// The requests in flight at this moment. Does not wait for the device.
+    /// Returns the requests in flight now. Does not wait for the device.
     pub fn pending(&self) -> Pending {
         let now = self.notes.clock.monotonic();
         let list = self.notes.list.lock();
@@ -113,13 +114,13 @@ impl WatchedDevice {
         }
     }
 
-    /// A change of size. Its errors are no errors of requests.
+    /// Runs a change of size. Its errors do not count as errors of requests.
     fn resize(&self, op: &'static str, f: impl FnOnce(&dyn Device) -> Result<()>) -> Result<()> {
         let _noted = Noted { number: Some(self.notes.begin(&[op])), notes: &self.notes };
         f(&*self.inner)
     }
 
-    /// `kind`: the kind under which its latency is sampled.
+    /// Runs a request. `kind` is the kind under which its latency is sampled.
     fn call(
         &self,
         op: &'static str,
@@ -139,8 +140,8 @@ impl WatchedDevice {
 }
 
 impl Notes {
-    /// Records requests unless the device is retired, and returns the number of the first. The
-    /// numbers of the others follow.
+    /// Records requests unless the device is retired. Returns the number of the first; the others
+    /// have consecutive numbers.
     fn begin(&self, ops: &[&'static str]) -> u64 {
         let (at, since) = (self.clock.monotonic(), self.clock.now().sec);
         let mut list = self.list.lock();
@@ -153,7 +154,7 @@ impl Notes {
         first
     }
 
-    /// Removes a request. Returns how long it took.
+    /// Removes a request. Returns its duration.
     fn end(&self, number: u64) -> Duration {
         let now = self.clock.monotonic();
         let mut list = self.list.lock();
@@ -169,9 +170,10 @@ impl Notes {
     }
 }
 
-/// A call of the synchronous interface. Its request is removed even if the device panics.
+/// A recorded call of the synchronous interface. Dropping it removes the record, even if the device
+/// panics.
 struct Noted<'a> {
-    /// `None` after the removal.
+    /// Number of the recorded request; `None` after its removal.
     number: Option<u64>,
     notes: &'a Notes,
 }
@@ -190,12 +192,12 @@ impl Drop for Noted<'_> {
     }
 }
 
-/// The sink of a batch towards the device; forwards to the caller's sink. Towards the device a
-/// request's tag is its place in the batch.
+/// The sink that a batch has at the device below. It forwards to the caller's sink. At the device
+/// below, the tag of a request is its index in the batch.
 struct WatchedSink {
     sink: Arc<dyn CompletionSink>,
     notes: Arc<Notes>,
-    /// Where its times are sampled. `None` if they are not.
+    /// Where times are sampled; `None` for a batch that is not sampled.
     latency: Option<Arc<Latency>>,
     first: u64,
     tags: Vec<u64>,
@@ -203,7 +205,8 @@ struct WatchedSink {
     times: Mutex<Times>,
 }
 
-/// The requests of a batch that resemble the first to complete: small, of its kind, and successful.
+/// The requests of a batch that are sampled together: small, successful, and of the kind of the
+/// first to complete.
 #[derive(Default)]
 struct Times {
     kind: Option<LatencyKind>,
@@ -254,7 +257,8 @@ impl CompletionSink for WatchedSink {
 }
 
 impl Drop for WatchedSink {
-    /// A device that panics in the middle of a batch leaves requests that never complete.
+    /// Removes the requests that never complete because the device panicked in the middle of a
+    /// batch.
     fn drop(&mut self) {
         if *self.unanswered.get_mut() > 0 {
             (self.first..).zip(&self.tags).for_each(|(number, _)| {
@@ -293,8 +297,8 @@ impl Device for WatchedDevice {
         self.inner.submit(batch, answers);
     }
 
-    /// Not sampled: batches that stay apart are submitted together, so all but one of them wait for
-    /// others, as the requests of one batch do. Each would be sampled as a lone request.
+    /// The latency of these batches is not sampled. Batches that stay apart are submitted together,
+    /// so all except one wait for others, but each would be sampled as a lone request.
     fn submit_apart(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         let (batch, answers) = self.noted(batch, sink, None);
         self.inner.submit_apart(batch, answers);

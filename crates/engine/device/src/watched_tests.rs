@@ -31,7 +31,7 @@ struct Hangs {
     inner: MemDevice,
     held: Mutex<bool>,
     released: Condvar,
-    /// Requests that wait here.
+    /// Number of requests that wait for their release.
     waiting: AtomicUsize,
     kept: Mutex<Vec<Batch>>,
 }
@@ -96,7 +96,8 @@ impl Device for Hangs {
     }
 }
 
-/// Both interfaces, while the device completes nothing and after it completes at last.
+/// Tests both interfaces, while the device completes nothing and after it completes the requests at
+/// last.
 #[test]
 fn what_hangs_is_told_and_forgotten_when_it_is_answered() {
     let (hangs, clock) = (Hangs::new(), Arc::new(ManualClock::default()));
@@ -132,7 +133,7 @@ fn what_hangs_is_told_and_forgotten_when_it_is_answered() {
     assert_eq!(device.pending(), Pending { answered_late: 1, ..Pending::default() });
 }
 
-/// What is in flight completes first. Later requests, of each kind, never reach the device.
+/// Requests in flight complete first. Later requests, of each kind, never reach the device.
 #[test]
 fn a_retired_device_gets_no_request() {
     let hangs = Hangs::new();
@@ -146,7 +147,7 @@ fn a_retired_device_gets_no_request() {
     let retires = start("retires", WatchedDevice::retire);
     until(|| device.notes.list.lock().retired);
     let begun = Arc::new(AtomicUsize::new(0));
-    // These threads sleep until the process of the tests ends.
+    // These threads sleep until the test process ends.
     let late: [fn(&WatchedDevice); 3] = [
         |device| device.flush().unwrap(),
         |device| drop(run_batch(device, vec![Io { offset: 0, op: Op::Flush }])),
@@ -176,7 +177,7 @@ fn until(done: impl Fn() -> bool) {
     }
 }
 
-/// Tags are the caller's, whatever they are.
+/// Completions have the caller's tags, whatever their values.
 #[test]
 fn tags_come_back_as_they_were() {
     struct Tags(Mutex<Vec<u64>>);
@@ -193,7 +194,7 @@ fn tags_come_back_as_they_were() {
     assert_eq!(device.pending(), Pending::default());
 }
 
-/// A request whose device panics is not a hanging request.
+/// A request during which the device panicked does not count as hanging.
 #[test]
 fn a_panic_is_no_wait() {
     struct Panics;
@@ -214,7 +215,7 @@ struct Slow {
     inner: MemDevice,
     clock: Arc<ManualClock>,
     fails: AtomicUsize,
-    /// Batches submitted through [`Device::submit_apart`].
+    /// Number of batches submitted through [`Device::submit_apart`].
     apart: AtomicUsize,
 }
 
@@ -270,7 +271,7 @@ impl Device for Slow {
     }
 }
 
-/// All requests of a batch take the time of one read.
+/// A device on which all requests of a batch together take the time of one read.
 struct Together(Arc<Slow>);
 
 impl Device for Together {
@@ -300,26 +301,27 @@ fn small_requests_that_succeed_are_timed_by_kind() {
     let typical = |kind| watched.latency().typical(kind).map(|took| took.as_millis());
     let (small, large) = (|| IoBuf::zeroed(1), || IoBuf::zeroed(32));
     watched.write(0, &small(), false).unwrap_err();
-    assert_eq!(typical(Write), None, "a failure tells nothing about the latency");
+    assert_eq!(typical(Write), None, "a failed request is not sampled");
     slow.fails.store(0, SeqCst);
     watched.read(0, &mut large()).unwrap();
-    assert_eq!(typical(Read), None, "a large request tells about the bandwidth");
+    assert_eq!(typical(Read), None, "a large request is not sampled");
     watched.read(0, &mut small()).unwrap();
     watched.write(0, &small(), false).unwrap();
     watched.write(0, &small(), true).unwrap();
     watched.flush().unwrap();
     assert_eq!([Read, Write, DurableWrite, Flush].map(typical), [Some(3), Some(5), Some(7), Some(11)]);
-    // Requests of a batch are timed from its start: these two are served one after another.
+    // All requests of a batch are timed from the start of the batch. The device serves these two
+    // one after another.
     let read = |block: u64| Io { offset: block * B, op: Op::Read(small()) };
     let device = Arc::new(MemDevice::new(64 * B));
     let clock = Arc::new(ManualClock::default());
     let watched = WatchedDevice::new(Slow::new(device.fork(), clock.clone()), clock);
     run_batch(&watched, vec![read(0), read(1)]).into_iter().for_each(|done| done.result.unwrap());
-    // The first shows how long a request takes. The second had to wait for the first.
+    // The first request gives the latency. The second had to wait for the first.
     let typical = watched.latency().typical(Read).unwrap();
     assert_eq!(typical.as_millis(), 3);
     assert_eq!(watched.latency().at_once(Read), Some(1), "a device that serves one after another");
-    // A device that serves both at a time.
+    // This device serves both requests at the same time.
     let clock = Arc::new(ManualClock::default());
     let distant = Slow::new(device.fork(), clock.clone());
     let watched = WatchedDevice::new(Arc::new(Together(distant)), clock);
@@ -329,8 +331,8 @@ fn small_requests_that_succeed_are_timed_by_kind() {
     assert!(watched.latency().at_once(Read).unwrap() > 100);
 }
 
-/// A batch that stays apart reaches the device as one batch. It waits for those before it, so its
-/// time is no measure of the latency: a disk would look slower, and distant.
+/// A batch that stays apart reaches the device as one batch. It waits for earlier batches, so its
+/// time does not measure the latency: a disk would appear slower and distant.
 #[test]
 fn batches_that_stay_apart_do_so_below_and_are_not_timed() {
     let clock = Arc::new(ManualClock::default());

@@ -1,15 +1,15 @@
-//! A window of a larger device: an image inside a file that holds other things too.
+//! A window of a larger device: an image inside a file that also contains other things.
 //!
-//! The window adds its offset to each request and passes the request on, with its buffer and with
-//! the caller's sink, because completions carry no offset. So a window costs no copy and no thread,
-//! and all promises about durability are those of the device below.
+//! The window adds its offset to each request and passes the request on with the caller's buffer
+//! and sink; this is possible because completions carry no offset. So a window needs no copy and no
+//! thread, and the device below gives all guarantees about durability.
 //!
 //! # Invariant
-//! No request reaches a byte outside the window: its range is checked here, before the offset is
-//! added. The device below would accept such a request.
+//! No request accesses a byte outside the window. The range is checked here, before the offset is
+//! added, because the device below would accept the request.
 //!
-//! Errors of asynchronous requests name the offset in the larger device, which is where the bad
-//! sector is.
+//! Errors of asynchronous requests contain the offset in the larger device, where the bad sector
+//! is.
 
 use crate::file::Part;
 use crate::location::WindowUri;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 pub struct WindowDevice {
     below: Arc<dyn Device>,
     offset: u64,
-    /// The window ends with the device below, and grows with it.
+    /// Whether the window extends to the end of the device below, and grows with it.
     open_ended: bool,
     sizes: Sizes,
     name: String,
@@ -34,13 +34,14 @@ impl From<&WindowUri> for Part {
 }
 
 impl WindowDevice {
-    /// Opens a part of a file, and locks that part.
+    /// Opens a part of a file, and locks only that part.
     pub fn open(uri: &WindowUri, options: OpenOptions) -> Result<WindowDevice> {
         let below = FileDevice::open_part(&uri.path, uri.into(), options)?;
         WindowDevice::new(below, uri.offset, uri.size, uri.to_string())
     }
 
-    /// A window of `size` bytes, or to the end of the device below. Both numbers are whole blocks.
+    /// Makes a window of `size` bytes, or up to the end of the device below. Both numbers must be
+    /// multiples of the block size.
     pub fn new(below: Arc<dyn Device>, offset: u64, size: Option<u64>, name: String) -> Result<WindowDevice> {
         let there = below.geometry().size;
         for (what, bytes) in [("offset", offset), ("sizelimit", size.unwrap_or(0))] {
@@ -63,7 +64,8 @@ impl WindowDevice {
         Ok(WindowDevice { below, offset, open_ended, sizes, name })
     }
 
-    /// The requests for the device below. Requests outside the window complete here.
+    /// Returns the requests for the device below. Requests outside the window complete here, with
+    /// an error.
     fn shifted(&self, batch: Vec<Request>, sink: &dyn CompletionSink) -> Vec<Request> {
         let mut inside = Vec::with_capacity(batch.len());
         for mut request in batch {
@@ -78,7 +80,7 @@ impl WindowDevice {
         inside
     }
 
-    /// The offset below of a range of the window.
+    /// Checks a range of the window, and returns its offset in the device below.
     fn place(&self, op: &'static str, offset: u64, len: u64) -> Result<u64> {
         self.geometry().check(op, offset, len)?;
         Ok(self.offset + offset)
@@ -155,7 +157,7 @@ impl Device for WindowDevice {
 
     fn first_hole(&self, offset: u64, len: u64) -> Option<u64> {
         let at = self.place("first_hole", offset, len).ok()?;
-        // The device below may report the start of a hole that begins before the range.
+        // The device below may report a hole that begins before the range.
         self.below.first_hole(at, len).map(|hole| hole.saturating_sub(self.offset))
     }
 

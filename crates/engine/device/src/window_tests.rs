@@ -33,7 +33,8 @@ fn a_window_of_a_file_conforms() {
     });
 }
 
-/// The bytes around a window keep their values, whatever is done inside it and to its edges.
+/// The bytes around a window keep their values, whatever is done inside the window and at its
+/// edges.
 #[test]
 fn bytes_outside_are_neither_read_nor_written() {
     let below = Arc::new(MemDevice::new(6 * B));
@@ -70,7 +71,7 @@ fn a_window_has_one_writer() {
     one_writer(&|options| crate::open(&uri(&path, MIB, Some(MIB)), options));
 }
 
-/// Windows that do not overlap have owners of their own. Each excludes the owner of the whole file.
+/// Windows that do not overlap can have different owners. Each excludes an owner of the whole file.
 #[test]
 fn windows_exclude_one_another_where_they_overlap() {
     let dir = tempfile::tempdir().unwrap();
@@ -105,7 +106,7 @@ fn windows_exclude_one_another_where_they_overlap() {
     assert!(crate::is_unlocked(&second).unwrap());
 }
 
-/// A window without a limit grows with its file, and one with a limit does not.
+/// A window without a size grows with its file, and a window with a size does not.
 #[test]
 fn a_window_without_a_limit_grows_with_its_file() {
     let dir = tempfile::tempdir().unwrap();
@@ -127,7 +128,7 @@ fn a_window_without_a_limit_grows_with_its_file() {
     assert_eq!(fixed.room().unwrap(), MIB);
 }
 
-/// Each bad number is named, with the number that would be possible.
+/// The message for each bad number contains the number, and the number that would be possible.
 #[test]
 fn bad_windows_are_named() {
     let dir = tempfile::tempdir().unwrap();

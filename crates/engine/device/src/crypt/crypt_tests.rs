@@ -10,7 +10,7 @@ fn secret() -> Secret {
     Secret::new(b"open sesame".to_vec())
 }
 
-/// An encrypted device whose `size` bytes read as zeros.
+/// Makes an encrypted device whose `size` bytes read as zeros.
 fn zeros(size: u64) -> MemDevice {
     let below = Arc::new(MemDevice::new(CRYPT_AREA + size));
     CryptDevice::format(below.clone(), &secret(), CHEAP).unwrap().write_zeroes(0, size).unwrap();
@@ -22,7 +22,7 @@ fn an_encrypted_device_conforms() {
     conform(&|size| Arc::new(CryptDevice::open(Arc::new(zeros(size)), &secret()).unwrap()));
 }
 
-/// Torn writes and lost writes are what they are without encryption.
+/// Torn writes and lost writes are the same as without encryption.
 #[test]
 fn a_power_failure_is_that_of_the_device_below() {
     for seed in 0..50 {
@@ -40,7 +40,7 @@ fn a_power_failure_is_that_of_the_device_below() {
     }
 }
 
-/// The caller's buffer comes back as it was, and the medium has nothing of it.
+/// The caller's buffer is returned unchanged, and the medium contains none of its bytes.
 #[test]
 fn nothing_readable_reaches_the_device() {
     let below = Arc::new(MemDevice::new(CRYPT_AREA + 8 * B));
@@ -94,6 +94,6 @@ fn discards_stay_above() {
 fn secrets_are_not_printed() {
     assert_eq!(format!("{:?}", secret()), "Secret");
     let header = CryptHeader::new(&[7; KEY], &secret(), CHEAP).unwrap();
-    // Other numbers, as those of the random UUID, may begin or end with a 7.
+    // A single 7 proves nothing, because other fields such as the random UUID may contain one.
     assert!(!format!("{header:?}").contains("7, 7, 7, 7, 7"), "{header:?}");
 }

@@ -1,27 +1,28 @@
-//! The header of an encrypted image: which cipher, and the image's key, wrapped in up to eight
+//! The header of an encrypted image: the cipher, and the image's key, wrapped in up to eight key
 //! slots.
 //!
 //! # Layout
-//! The header area is the first [`AREA`] bytes. Its first block and its last block are two copies
-//! of the header, each with a sequence number and a checksum. The second copy lies in the area and
-//! not at the end of the image, because an image file may be extended, and the end of the file
-//! would then be another place; and it is as far from the first as the area permits, so that one
-//! overwritten track or erase block does not hold both.
+//! The header area is the first [`AREA`] bytes. Its first and its last block are two copies of the
+//! header, each with a sequence number and a checksum. The second copy lies in the area and not at
+//! the end of the image, because extending an image file would change the position of its end. The
+//! copies are as far apart as the area permits, so that one overwritten track or erase block does
+//! not destroy both.
 //!
 //! # Valid
 //! A copy is valid if
-//! 1. it has the magic and the checksum of its bytes fits,
-//! 2. version, cipher and length of the area are those of this module,
-//! 3. each slot is free and zero, or its parameters are within [`Cost`]'s bounds,
+//! 1. it has the magic, and its checksum matches its bytes,
+//! 2. version, cipher and length of the area are the values that this module defines,
+//! 3. each slot is either free and zero, or has parameters within [`Cost`]'s bounds,
 //! 4. at least one slot is used.
 //!
 //! The valid copy with the higher sequence number is the header.
 //!
 //! # Crash argument
-//! A change writes the copy that is not the header, with the next sequence number, and flushes;
-//! then writes the other, and flushes. A power failure tears at most the copy that is being
-//! written. A torn copy has a wrong checksum, or is the old or the new header. So at each moment
-//! one valid copy has the old slots or the new ones, and both have at least one slot.
+//! A change first writes the copy that is not the header, with the next sequence number, and
+//! flushes; then it writes the other copy, and flushes. A power failure tears at most the copy that
+//! is being written. A torn copy has a wrong checksum, or equals the old or the new header. So at
+//! any time one valid copy has the old slots or the new slots, and both sets have at least one
+//! slot.
 
 use super::secret::Secret;
 use super::slot::{Cost, SLOT, Slot};
@@ -30,13 +31,13 @@ use crate::Device;
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
 use zeroize::Zeroizing;
 
-/// Bytes before the first block of the image.
+/// Number of bytes before the first block of the image.
 pub const AREA: u64 = 64 << 10;
 pub const SLOTS: usize = 8;
 
 const MAGIC: [u8; 8] = *b"KEDGECRY";
 const VERSION: u32 = 1;
-/// AES-256-XTS, units of 512 bytes, tweak: the number of the unit.
+/// Number of the cipher: AES-256-XTS with units of 512 bytes; the tweak is the number of the unit.
 const CIPHER: u32 = 1;
 const COPIES: [u64; 2] = [0, AREA - BLOCK_SIZE as u64];
 const FIRST_SLOT: usize = 64;
@@ -50,7 +51,7 @@ pub struct Header {
     slots: [Option<Slot>; SLOTS],
 }
 
-/// Whether the first block of a device is that of an encrypted image.
+/// Returns whether the first block of a device belongs to an encrypted image.
 pub fn has_magic(block: &[u8]) -> bool {
     block.starts_with(&MAGIC)
 }
@@ -64,25 +65,26 @@ fn damaged(what: impl std::fmt::Display) -> Error {
 }
 
 impl Header {
-    /// A header with one slot.
+    /// Makes a header with one slot.
     pub fn new(key: &[u8; KEY], secret: &Secret, cost: Cost) -> Result<Header> {
         let mut header = Header { sequence: 0, uuid: super::random()?, slots: Default::default() };
         header.add(key, secret, cost)?;
         Ok(header)
     }
 
-    /// What slots are bound to: a slot is no use in another header.
+    /// Returns the data that a slot's encryption authenticates, so that the slot is useless in
+    /// another header or under another number.
     fn binding(uuid: [u8; 16], slot: usize) -> Vec<u8> {
         let numbers = [VERSION, CIPHER, slot as u32].map(u32::to_le_bytes);
         [&MAGIC[..], &uuid, numbers.as_flattened()].concat()
     }
 
-    /// The number of each used slot, with its cost.
+    /// Returns the number and the cost of each used slot.
     pub fn used(&self) -> impl Iterator<Item = (usize, Cost)> {
         self.slots.iter().enumerate().filter_map(|(i, slot)| Some((i, slot.as_ref()?.cost)))
     }
 
-    /// The image's key, and the slot that the secret opens.
+    /// Returns the image's key, and the number of the slot that the secret opens.
     pub fn unlock(&self, secret: &Secret) -> Result<(usize, Zeroizing<[u8; KEY]>)> {
         for (i, slot) in self.slots.iter().enumerate() {
             let Some(slot) = slot else { continue };
@@ -93,7 +95,7 @@ impl Header {
         Err(Error::invalid("the key opens no slot of the encrypted image"))
     }
 
-    /// Wraps the image's key for one more secret. Returns the number of the slot.
+    /// Wraps the image's key with one more secret. Returns the number of the new slot.
     pub fn add(&mut self, key: &[u8; KEY], secret: &Secret, cost: Cost) -> Result<usize> {
         let free = self.slots.iter().position(Option::is_none);
         let i = free.ok_or_else(|| Error::invalid(format!("all {SLOTS} key slots are used")))?;
@@ -101,7 +103,8 @@ impl Header {
         Ok(i)
     }
 
-    /// Empties a slot. The last one stays: without it no key could open the image.
+    /// Empties a slot. Refuses to empty the last used slot, because no secret could then open the
+    /// image.
     pub fn remove(&mut self, i: usize) -> Result<()> {
         if self.slots.get(i).is_none_or(Option::is_none) {
             return Err(Error::invalid(format!("key slot {i} is not used")));
@@ -134,7 +137,7 @@ impl Header {
         buf
     }
 
-    /// Reads one copy. The bytes are not trusted.
+    /// Decodes one copy from untrusted bytes.
     pub fn decode(block: &[u8]) -> Result<Header> {
         if block.len() != BLOCK_SIZE || !has_magic(block) {
             return Err(damaged("no magic"));
@@ -158,7 +161,7 @@ impl Header {
         Ok(Header { sequence: u64::from_le_bytes(number(block, 16)), uuid: number(block, 24), slots })
     }
 
-    /// Reads both copies, and returns the header with the number of its copy.
+    /// Reads both copies. Returns the header and the number of the copy that holds it.
     fn find(device: &dyn Device) -> Result<(usize, Header)> {
         if device.geometry().size <= AREA {
             let size = device.geometry().size;
@@ -175,7 +178,8 @@ impl Header {
             [Ok(a), Err(_)] => Ok((0, a)),
             [Err(_), Ok(b)] => Ok((1, b)),
             [Err(a), Err(b)] => match (a, b) {
-                // The error of a copy that can be read says more than that of one that is gone.
+                // The error of a copy with an unsupported version is more useful than that of a
+                // destroyed copy.
                 (a @ Error::Unsupported(_), _) => Err(a),
                 (_, b @ Error::Unsupported(_)) => Err(b),
                 (a, b) => Err(damaged(format!("both copies: {a}; {b}"))),
@@ -188,7 +192,7 @@ impl Header {
         Header::find(device).map(|(_, header)| header)
     }
 
-    /// Whether the device holds an encrypted image: either copy has the magic.
+    /// Returns whether the device holds an encrypted image: either copy has the magic.
     pub fn is_there(device: &dyn Device) -> Result<bool> {
         if device.geometry().size < AREA {
             return Ok(false);
@@ -203,7 +207,7 @@ impl Header {
         Ok(false)
     }
 
-    /// Writes the first header of an image, over all that the area holds.
+    /// Writes the first header of an image, after erasing the whole area.
     pub fn format(&mut self, device: &dyn Device) -> Result<()> {
         if device.geometry().size <= AREA {
             return Err(Error::invalid(format!("an encrypted image has more than {AREA} bytes")));
@@ -213,7 +217,7 @@ impl Header {
         self.put(device, [1, 0])
     }
 
-    /// Overwrites both copies, for an image without encryption on the same device.
+    /// Overwrites both copies, so that the device can hold an image without encryption.
     pub fn erase(device: &dyn Device) -> Result<()> {
         for at in COPIES {
             device.write(at, &IoBuf::zeroed(1), false)?;
@@ -221,7 +225,7 @@ impl Header {
         device.flush()
     }
 
-    /// Replaces a slot by one for another secret, in the same place.
+    /// Replaces the secret of a slot, and keeps the slot's number.
     pub fn change(&mut self, i: usize, key: &[u8; KEY], secret: &Secret, cost: Cost) -> Result<()> {
         if self.slots.get(i).is_none_or(Option::is_none) {
             return Err(Error::invalid(format!("key slot {i} is not used")));
@@ -230,8 +234,8 @@ impl Header {
         Ok(())
     }
 
-    /// Replaces the header, at each moment with one valid copy. The caller has read `self` from the
-    /// device and holds its lock.
+    /// Replaces the header on the device, with one valid copy at any time. The caller has read
+    /// `self` from the device and holds the device's lock.
     pub fn replace(&mut self, device: &dyn Device) -> Result<()> {
         let (newest, _) = Header::find(device)?;
         self.put(device, [1 - newest, newest])

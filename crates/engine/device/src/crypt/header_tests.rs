@@ -55,7 +55,7 @@ fn block(device: &MemDevice, copy: usize) -> Vec<u8> {
     buf.as_bytes().to_vec()
 }
 
-/// Either copy alone is enough. Without both the error says which is how damaged.
+/// Either copy alone suffices. If both are damaged, the error describes the damage of each.
 #[test]
 fn one_damaged_copy_costs_nothing() {
     for copy in [0, 1] {
@@ -76,7 +76,7 @@ fn one_damaged_copy_costs_nothing() {
     assert!(short.contains("truncated"), "{short}");
 }
 
-/// With the right checksum, as an attacker writes it to make a program take all memory.
+/// The checksum is correct: an attacker could write such a header to make a program use all memory.
 #[test]
 fn absurd_values_are_refused_by_name() {
     let (device, _) = formatted();
@@ -109,7 +109,7 @@ fn absurd_values_are_refused_by_name() {
     assert!(Header::decode(&empty).unwrap_err().to_string().contains("no key slot is used"));
 }
 
-/// A slot is bound to its number and to its header, and a changed one opens nothing.
+/// A slot is bound to its number and to its header. A slot that was moved or changed opens nothing.
 #[test]
 fn moved_or_changed_slots_open_nothing() {
     let (_, header) = formatted();
@@ -130,8 +130,8 @@ fn moved_or_changed_slots_open_nothing() {
     }
 }
 
-/// A power failure at each event of each kind of change, with every subset of the unflushed writes
-/// and with torn ones: the old slots or the new ones are there, never neither.
+/// For a power failure at each event of each kind of change, with every subset of the unflushed
+/// writes and with torn writes, either the old slots or the new ones are valid.
 #[test]
 fn a_change_leaves_a_key_at_each_crash_point() {
     let (device, mut header) = formatted();
@@ -162,7 +162,7 @@ fn a_change_leaves_a_key_at_each_crash_point() {
             assert!(slots == old || slots == used(&new), "{name}: {state:?}");
             before += usize::from(slots == old);
             after += usize::from(slots == used(&new));
-            // The next change works on whatever was left.
+            // The next change must succeed in whatever state the crash left.
             let mut next = header;
             next.add(&KEY_OF_IMAGE, &secret("next"), CHEAP).unwrap();
             next.replace(&state.medium).unwrap();
@@ -172,13 +172,13 @@ fn a_change_leaves_a_key_at_each_crash_point() {
     }
 }
 
-/// The used slots as they are on the device.
+/// Returns the numbers of the used slots on the device.
 fn used(header: &Header) -> Vec<u8> {
     header.encode().as_bytes()[FIRST_SLOT..CHECKSUM].to_vec()
 }
 
-/// Any bytes with the magic and the right checksum give a header that can be written again, or an
-/// error; opening it costs no more than a cost within bounds.
+/// Any bytes with the magic and a correct checksum decode to a header that can be encoded again, or
+/// to an error. Opening the header costs no more than the bounds allow.
 #[test]
 fn any_bytes_are_decoded_without_harm() {
     let (device, _) = formatted();

@@ -1,17 +1,18 @@
-//! Encryption below the engine: everything but a small header is AES-256-XTS.
+//! Encryption below the engine: everything except a small header is encrypted with AES-256-XTS.
 //!
-//! The engine knows nothing of it. The layer keeps the size of each request and its place, and the
-//! cipher turns each 16 bytes into 16 bytes at the same place (see `xts`), so the contract of the
-//! crate, torn writes included, is the same above the layer as below.
+//! The engine does not know about the encryption. This layer preserves the size and the position of
+//! each request, and the cipher maps each 16 bytes to 16 bytes at the same position (see `xts`). So
+//! the contract of the crate, including torn writes, is the same above the layer as below.
 //!
 //! # Buffers
-//! A write is encrypted into a buffer of its own: the caller may use the bytes meanwhile, and gets
-//! its buffer back with the completion as it gave it. A read is decrypted in the caller's buffer
-//! after it has completed, on the thread that completes it.
+//! A write is encrypted into a separate buffer: the caller may use its bytes during the write, and
+//! the completion returns the caller's buffer unchanged. A read is decrypted in the caller's buffer
+//! after the read has completed, on the completing thread.
 //!
 //! # What cannot pass through
-//! Zeros: a range of zeros below reads as noise above, so zeros are written, encrypted. Discards:
-//! they would show which sectors are free, so they are not passed on, and the geometry says so.
+//! Zeroing: a range of zeros below would read as noise above, so encrypted zeros are written
+//! instead. Discards: they would reveal which sectors are free, so they are not passed on, and the
+//! geometry reports no support.
 
 mod header;
 mod secret;
@@ -33,7 +34,8 @@ use std::sync::Arc;
 use xts::{KEY, UNIT, Xts};
 use zeroize::Zeroizing;
 
-/// Bytes from the system's generator. They are not from a seed: they are keys.
+/// Returns bytes from the operating system's generator. They do not come from a seed, because they
+/// are keys.
 fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     let filled = rand::rngs::OsRng.try_fill_bytes(&mut bytes);
@@ -41,7 +43,8 @@ fn random<const N: usize>() -> Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// Zeros at the beginning of a new image: more than is read to find out what a device holds.
+/// Number of bytes at the beginning of a new image that are zeroed: more than is read to recognise
+/// what a device contains.
 const EMPTY: u64 = 1 << 20;
 
 pub struct CryptDevice {
@@ -52,8 +55,8 @@ pub struct CryptDevice {
 }
 
 impl CryptDevice {
-    /// Makes a header with a new key, and opens the image. It begins with zeros, as an empty device
-    /// does; the rest is noise.
+    /// Makes a header with a new key, and opens the image. The image begins with zeros, as an empty
+    /// device does; the rest reads as noise.
     pub fn format(below: Arc<dyn Device>, secret: &Secret, cost: Cost) -> Result<CryptDevice> {
         let key = Zeroizing::new(random::<KEY>()?);
         CryptHeader::new(&key, secret, cost)?.format(&*below)?;
@@ -119,19 +122,21 @@ impl CryptDevice {
     }
 }
 
-/// What a completion needs to become that of the caller's request.
+/// What is needed to turn a completion of the device below into the completion of the caller's
+/// request.
 struct Kept {
     tag: u64,
     offset: u64,
-    /// The buffer of a write.
+    /// The caller's buffer, for a write.
     caller: Option<IoBuf>,
 }
 
-/// Turns the completions of one batch below into those of the caller's batch.
+/// Turns the completions of one batch of the device below into those of the caller's batch.
 struct Restore {
     xts: Arc<Xts>,
     sink: Arc<dyn CompletionSink>,
-    /// By the tag below. Each lock is taken once, by the completion.
+    /// Indexed by the tag of the request to the device below. Only the completion of the request
+    /// takes its lock.
     kept: Vec<Mutex<Option<Kept>>>,
 }
 

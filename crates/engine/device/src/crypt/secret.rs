@@ -1,16 +1,16 @@
-//! Memory for keys: locked, so that it is never swapped out; left out of core dumps; erased when it
-//! is dropped.
+//! Memory for keys: it is locked, so that it is never swapped out; excluded from core dumps; and
+//! erased when it is dropped.
 
 use std::mem::size_of;
 use zeroize::Zeroizing;
 
-/// A value in pages of its own. The system may refuse to lock them (RLIMIT_MEMLOCK): then a warning
-/// is logged; a mount that fails instead would protect nothing.
+/// A value in memory pages that contain nothing else. The system may refuse to lock the pages
+/// (RLIMIT_MEMLOCK). Then a warning is logged: failing the mount instead would protect nothing.
 pub struct Locked<T>(Box<Pages<T>>);
 
 /// The alignment makes the size whole pages, so that nothing else lies in them. (Where pages are
-/// larger, a core dump may include the key, and the warning says so.) `None` only while it is
-/// dropped.
+/// larger than 4096 bytes, a core dump may include the key, and the warning says so.) The value is
+/// `None` only during the drop.
 #[repr(align(4096))]
 struct Pages<T>(Option<T>);
 
@@ -18,8 +18,9 @@ impl<T> Locked<T> {
     pub fn new(value: T) -> Locked<T> {
         let mut pages = Box::new(Pages(Some(value)));
         let (at, len) = range(&mut pages);
-        // SAFETY: the range is the heap memory of `pages`, whole pages of 4096 bytes or less. Both
-        // calls change how the system treats the pages and not their contents.
+        // SAFETY: the range is the heap memory of `pages`, which `pages` owns during the calls. Its
+        // start and length are multiples of 4096, so it is whole pages where pages are no larger.
+        // The calls change how the system treats the pages and not their contents.
         #[allow(unsafe_code)]
         let (locked, left_out) = unsafe { (rustix::mm::mlock(at, len), leave_out(at, len, true)) };
         for (what, outcome) in [("lock a key in memory", locked), ("keep a key out of core dumps", left_out)]
@@ -36,7 +37,7 @@ impl<T> Locked<T> {
     }
 }
 
-/// Leaves pages out of core dumps, or no longer.
+/// Excludes pages from core dumps, or with `out` false includes them again.
 ///
 /// # Safety
 /// The range is mapped memory of the caller.
@@ -45,11 +46,12 @@ impl<T> Locked<T> {
 unsafe fn leave_out(at: *mut std::ffi::c_void, len: usize, out: bool) -> rustix::io::Result<()> {
     use rustix::mm::{Advice, madvise};
     let advice = if out { Advice::LinuxDontDump } else { Advice::LinuxDoDump };
-    // SAFETY: the caller's promise; the contents do not change.
+    // SAFETY: the caller ensures that the range is mapped memory of its own. The advice does not
+    // change the contents.
     unsafe { madvise(at, len, advice) }
 }
 
-/// Other systems have no such advice.
+/// Does nothing: other systems have no such advice.
 ///
 /// # Safety
 /// None is needed.
@@ -65,10 +67,12 @@ fn range<T>(pages: &mut Box<Pages<T>>) -> (*mut std::ffi::c_void, usize) {
 
 impl<T> Drop for Locked<T> {
     fn drop(&mut self) {
-        // The value erases itself while the pages are still locked.
+        // Drop the value, which erases itself, while the pages are still locked.
         self.0.0 = None;
         let (at, len) = range(&mut self.0);
-        // SAFETY: as above. The pages go back to the allocator as it expects them.
+        // SAFETY: the range is the heap memory of `self.0`, which lives until the end of this
+        // function. The calls restore the pages' default treatment before the allocator gets them
+        // back.
         #[allow(unsafe_code)]
         let outcome = unsafe { leave_out(at, len, false).and(rustix::mm::munlock(at, len)) };
         if let Err(e) = outcome {
@@ -77,7 +81,7 @@ impl<T> Drop for Locked<T> {
     }
 }
 
-/// A passphrase or the contents of a key file.
+/// A passphrase, or the contents of a key file.
 pub struct Secret(Zeroizing<Vec<u8>>);
 
 impl Secret {
@@ -85,14 +89,14 @@ impl Secret {
         Secret(Zeroizing::new(bytes))
     }
 
-    /// The bytes themselves, for a process that needs the same secret.
+    /// Returns the bytes, for a process that needs the same secret.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
 impl std::fmt::Debug for Secret {
-    /// Says nothing of the contents, not even their length.
+    /// Prints nothing about the contents, not even their length.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Secret")
     }

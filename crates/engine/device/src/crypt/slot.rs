@@ -1,8 +1,8 @@
-//! A key slot: the image's key, wrapped under a secret.
+//! A key slot: the image's key, wrapped with a secret.
 //!
-//! Argon2id turns the secret and a random salt into a key for XChaCha20-Poly1305, which encrypts
+//! Argon2id derives from the secret and a random salt a key for XChaCha20-Poly1305, which encrypts
 //! the image's key and authenticates the parameters, the header's identity and the number of the
-//! slot. So a wrong secret is noticed, and a slot that was moved or changed opens nothing.
+//! slot. So a wrong secret is detected, and a slot that was moved or changed opens nothing.
 
 use super::secret::Secret;
 use super::xts::KEY;
@@ -12,16 +12,16 @@ use chacha20poly1305::{KeyInit, XChaCha20Poly1305};
 use kedge_base::{Error, Result};
 use zeroize::Zeroizing;
 
-/// Bytes of a slot on the device.
+/// Length of a slot on the device in bytes.
 pub const SLOT: usize = 256;
 const SALT: usize = 32;
 const NONCE: usize = 24;
 const TAG: usize = 16;
-/// The kind of a used slot; 0 is a free one.
+/// The kind of a used slot; a free slot has kind 0.
 const ARGON2ID: u32 = 1;
 
 /// The work of one attempt to open a slot. It is read from the image, so it is bounded: an image
-/// must not make a program take all memory, or compute for hours.
+/// must not make a program use all memory or compute for hours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cost {
     pub memory_kib: u32,
@@ -30,18 +30,18 @@ pub struct Cost {
 }
 
 impl Default for Cost {
-    /// The second recommendation of RFC 9106: 64 MiB, for machines without memory to spare.
+    /// The second recommended option of RFC 9106, 64 MiB, for environments with little memory.
     fn default() -> Cost {
         Cost { memory_kib: 64 << 10, passes: 3, lanes: 4 }
     }
 }
 
 impl Cost {
-    /// 4 GiB.
+    /// Maximum memory in KiB: 4 GiB.
     const MEMORY_KIB_MAX: u32 = 4 << 20;
     const PASSES_MAX: u32 = 1 << 16;
     const LANES_MAX: u32 = 64;
-    /// KiB times passes: about a minute of a processor.
+    /// Maximum product of memory in KiB and passes: about a minute of processor time.
     const WORK_MAX: u64 = 64 << 20;
 
     pub fn check(self) -> Result<(), String> {
@@ -89,7 +89,7 @@ impl Slot {
         Ok(slot)
     }
 
-    /// The image's key; `None` if the secret is not that of the slot.
+    /// Returns the image's key, or `None` if the secret is not the secret of this slot.
     pub fn open(&self, secret: &Secret, binding: &[u8]) -> Result<Option<Zeroizing<[u8; KEY]>>> {
         let mut key = Zeroizing::new(self.wrapped);
         let (nonce, tag) = (self.nonce.into(), self.tag.into());
@@ -102,7 +102,7 @@ impl Slot {
         let Cost { memory_kib, passes, lanes } = self.cost;
         let failed = |e| Error::invalid(format!("key derivation: {e}"));
         let params = Params::new(memory_kib, passes, lanes, Some(32)).map_err(failed)?;
-        // Reserved here, so that too little memory is an error and no abort.
+        // The memory is reserved here, so that a lack of memory is an error instead of an abort.
         let mut memory = Zeroizing::new(Vec::new());
         let blocks = params.block_count();
         memory.try_reserve_exact(blocks).map_err(|_| {
@@ -132,7 +132,7 @@ impl Slot {
         to[..bytes.len()].copy_from_slice(&bytes);
     }
 
-    /// `None` if the slot is free.
+    /// Returns `None` if the slot is free.
     pub fn decode(bytes: &[u8]) -> Result<Option<Slot>, String> {
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         match word(0) {

@@ -11,7 +11,8 @@ fn bytes(hex: &str) -> Vec<u8> {
         .collect()
 }
 
-/// Vectors 10 and 13, whose plaintext is 0 to 255, twice; computed again with OpenSSL.
+/// Vectors 10 and 13 of the standard, whose plaintext is the bytes 0 to 255, twice. OpenSSL gives
+/// the same results.
 #[test]
 fn the_vectors_of_the_standard() {
     let xts = Xts::new(&bytes(KEY_10).try_into().unwrap());
@@ -36,7 +37,8 @@ fn the_vectors_of_the_standard() {
     }
 }
 
-/// Units in one call are those of single calls, and equal units at different places differ.
+/// Encrypting several units in one call gives the same result as single calls. Equal units at
+/// different positions have different results.
 #[test]
 fn each_unit_has_its_own_tweak() {
     let xts = Xts::new(&[7; KEY]);

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 const B: u64 = BLOCK_SIZE as u64;
 
-/// All ways to serve an image: direct or buffered, through io_uring or threads.
+/// All combinations in which an image is served: direct or buffered, through io_uring or threads.
 fn ways() -> Vec<OpenOptions> {
     let all = [(true, true), (true, false), (false, true), (false, false)];
     all.map(|(direct, io_uring)| OpenOptions { direct, io_uring, ..Default::default() }).to_vec()
@@ -47,7 +47,7 @@ fn reading_behind_a_truncated_end_is_an_error() {
     for options in ways() {
         let (dir, device) = image(64 * B, options);
         device.write(0, &IoBuf::from_bytes(&testing::pattern(0, 64, 9)), false).unwrap();
-        // In the middle of block 40.
+        // The file ends in the middle of block 40.
         std::fs::OpenOptions::new()
             .write(true)
             .open(dir.path().join("image"))
@@ -88,7 +88,7 @@ fn a_discarded_range_gives_its_space_back() {
     assert!(used() <= full - 100 * B, "{} of {full} bytes still used", used());
 }
 
-/// The fallbacks behave like the calls that a kernel or file system may refuse.
+/// The fallbacks behave like the calls that a kernel or a file system may refuse.
 #[test]
 fn substitutes_do_the_same() {
     for options in ways() {
@@ -111,7 +111,7 @@ fn transfers_continue_and_give_up() {
     let mut t = raw::Transfer::new(3 * BLOCK_SIZE, true);
     assert!(matches!(t.advance(BLOCK_SIZE + 512), raw::Step::More));
     assert_eq!((t.done, t.remaining()), (BLOCK_SIZE, 2 * BLOCK_SIZE));
-    assert!(matches!(t.advance(512), raw::Step::More), "one call may end where the next must begin again");
+    assert!(matches!(t.advance(512), raw::Step::More), "one call without progress is allowed");
     assert!(matches!(t.advance(BLOCK_SIZE), raw::Step::More));
     assert!(matches!(t.advance(512), raw::Step::More));
     assert!(matches!(t.advance(512), raw::Step::Stuck));
@@ -129,7 +129,7 @@ fn a_device_that_a_completion_dropped_gives_its_lock_up() {
     for options in ways().into_iter().filter(|way| way.io_uring || way.direct) {
         let (dir, device) = image(SIZE, options);
         conformance::completions_may_submit_and_drop_the_device(device);
-        // The thread that drops the device closes the file.
+        // The thread that drops the device also closes the file.
         let path = dir.path().join("image");
         let reopened = (0..500).any(|_| {
             kedge_base::pause(std::time::Duration::from_millis(2));
@@ -139,7 +139,7 @@ fn a_device_that_a_completion_dropped_gives_its_lock_up() {
     }
 }
 
-/// Takes any number of completions.
+/// A sink that takes any number of completions.
 struct Answered(mpsc::Sender<bool>);
 
 impl CompletionSink for Answered {
@@ -148,7 +148,7 @@ impl CompletionSink for Answered {
     }
 }
 
-/// Holds the thread that delivers a completion until it may continue.
+/// A sink that blocks the completing thread until the test lets it continue.
 struct Holds {
     held: mpsc::Sender<()>,
     go_on: Mutex<mpsc::Receiver<()>>,
@@ -161,8 +161,8 @@ impl CompletionSink for Holds {
     }
 }
 
-/// The kernel merges the requests of one call. All batches reach the ring while it is held here, as
-/// they may when the ring is slower than its submitters.
+/// The kernel merges the requests of one call. The test holds the ring's thread until all batches
+/// are queued, as may happen when the ring is slower than its submitters.
 #[test]
 #[cfg(target_os = "linux")]
 fn the_ring_makes_a_call_for_each_batch_that_is_to_stay_apart() {
@@ -198,7 +198,7 @@ fn the_ring_makes_a_call_for_each_batch_that_is_to_stay_apart() {
     assert!((BATCHES..2 * BATCHES).contains(&apart), "{apart} calls for {BATCHES} batches of two");
 }
 
-/// A reserved range is no hole, although it reads as zeros.
+/// A reserved range does not count as a hole, although it reads as zeros.
 #[test]
 fn a_hole_is_what_the_host_has_no_place_for() {
     let (_dir, device) = image(64 * B, OpenOptions::default());

@@ -1,14 +1,14 @@
 //! A file or a block device.
 //!
-//! The synchronous interface makes its system calls in the calling thread: that is the shortest
-//! path for a log write. Batches go through io_uring ([`ring`]) or, if the kernel refuses it
-//! (seccomp, old kernels), through a few threads. Both are started with the first batch, so a
+//! The synchronous interface makes its system calls in the calling thread, which is the shortest
+//! path for a log write. Batches go through io_uring ([`ring`]) or, if the kernel refuses io_uring
+//! (seccomp, old kernels), through a few threads. Either is started with the first batch, so a
 //! program may open an image and daemonise afterwards.
 //!
 //! # Crash argument
-//! The kernel provides durability. A flush is `fdatasync`. A FUA write carries RWF_DSYNC, or is
-//! followed by `fdatasync`. Either returns only when the device has confirmed it. Nothing is
-//! buffered here.
+//! The kernel provides durability. A flush is `fdatasync`. A FUA write has RWF_DSYNC, or is
+//! followed by `fdatasync`. Either call returns only when the device has confirmed durability. This
+//! module buffers nothing.
 
 mod open;
 mod queue;
@@ -32,7 +32,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
 
-/// Threads that serve batches where there is no io_uring.
+/// Number of threads that serve batches where there is no io_uring.
 const POOL_THREADS: usize = 4;
 
 pub struct FileDevice {
@@ -40,7 +40,8 @@ pub struct FileDevice {
     sizes: Sizes,
     stats: DeviceStats,
     io_uring: bool,
-    /// `None` if not even threads could be started; then the callers do the work.
+    /// The threads that serve batches, started at the first batch. `None` if no thread could be
+    /// started; then the submitting threads do the work.
     engine: OnceLock<Option<Engine>>,
 }
 
@@ -56,15 +57,15 @@ impl FileDevice {
         Ok(FileDevice::new(open::open(path.as_ref(), options, None)?, options))
     }
 
-    /// As [`FileDevice::open`], but locks only a part. The device is the whole file: the caller
-    /// keeps to the part.
+    /// Does what [`FileDevice::open`] does, but locks only a part of the file. The device is the
+    /// whole file; the caller must use only the part.
     pub(crate) fn open_part(path: &Path, part: Part, options: OpenOptions) -> Result<Arc<FileDevice>> {
         Ok(FileDevice::new(open::open(path, options, Some(part))?, options))
     }
 
-    /// Creates a sparse image file of `size` bytes (rounded down to blocks), or opens an existing
-    /// one and grows it to `size` if it is a file. The device has `size` bytes even if the file is
-    /// larger. Contents are left as they are.
+    /// Creates a sparse image file of `size` bytes, rounded down to whole blocks, or opens an
+    /// existing file and extends it to `size`. The device has `size` bytes even if the file is
+    /// larger. Existing contents are kept.
     pub fn create(path: impl AsRef<Path>, size: u64, options: OpenOptions) -> Result<Arc<FileDevice>> {
         Ok(FileDevice::new(open::create(path.as_ref(), size, options)?, options))
     }
@@ -79,17 +80,18 @@ impl FileDevice {
         })
     }
 
-    /// Whether transfers bypass the page cache.
+    /// Returns whether transfers bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.file.direct
     }
 
-    /// Whether batches go through io_uring.
+    /// Returns whether batches go through io_uring.
     pub fn uses_io_uring(&self) -> bool {
         self.engine().is_some_and(|engine| engine.ring)
     }
 
-    /// `apart`: the kernel does not get the first of them in one call with earlier requests.
+    /// Queues a batch. With `apart`, its first request and earlier requests go to the kernel in
+    /// different calls.
     fn submit_jobs(&self, batch: Vec<Request>, sink: &Arc<dyn CompletionSink>, apart: bool) {
         let mut jobs = Vec::with_capacity(batch.len());
         for request in batch {
@@ -141,7 +143,7 @@ impl Engine {
         let mut engine = Engine { queue: Arc::new(Queue::new()?), threads: Vec::new(), ring: false };
         for i in 0..POOL_THREADS {
             let (file, queue) = (file.clone(), engine.queue.clone());
-            // A failure here drops the engine, which ends the threads that have started.
+            // On failure the engine is dropped, which ends the threads that have started.
             engine.threads.push(spawn_named(&format!("kedge-io-{i}"), move || pool(&file, &queue))?);
         }
         Ok(engine)
@@ -166,7 +168,7 @@ impl Engine {
     }
 }
 
-/// A pool thread.
+/// The body of a pool thread.
 fn pool(file: &RawFile, queue: &Queue) {
     Queue::serve_here();
     let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -175,8 +177,8 @@ fn pool(file: &RawFile, queue: &Queue) {
         }
     }));
     if let Err(panic) = outcome {
-        // A completion panicked. Each panic would leave fewer threads, and without a thread
-        // requests would wait forever without an error.
+        // A completion panicked. Each panic would end a thread, and with no thread left requests
+        // would wait forever without an error. So all queued requests fail now.
         queue.abandon().into_iter().for_each(|job| job.complete(Err(Error::OutcomeUnknown)));
         resume_unwind(panic);
     }
@@ -188,8 +190,8 @@ impl Drop for Engine {
         self.queue.close();
         let me = std::thread::current().id();
         for thread in self.threads.drain(..) {
-            // A completion may drop the last reference, on a thread of this engine. That thread is
-            // not joined; it ends by itself.
+            // A completion may drop the last reference to the device, on a thread of this engine.
+            // That thread cannot join itself; it ends by itself.
             if thread.thread().id() != me && thread.join().is_err() {
                 tracing::error!("a device thread panicked");
             }
@@ -235,8 +237,8 @@ impl Device for FileDevice {
     }
 
     /// On a file this leaves space that is reserved but not written, and the first durable write to
-    /// each part of it costs about twice as much. A range that will be overwritten durably again
-    /// and again should be written with zeros once.
+    /// each part of that space costs about twice as much as later ones. A range that will be
+    /// overwritten durably many times should be written with zeros once instead.
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
         self.geometry().check("write_zeroes", offset, len)?;
         self.file.write_zeroes(offset, len)
@@ -258,7 +260,7 @@ impl Device for FileDevice {
         if self.file.block_device || size >= self.geometry().size {
             return Ok(());
         }
-        // Refused from now on, so that nothing makes the file longer again.
+        // Refuse requests beyond the new end from now on, so that none extends the file again.
         self.sizes.set(size);
         self.file.truncate(size)
     }

@@ -1,5 +1,5 @@
 //! Opening an image: direct IO if available, the lock that excludes a second owner, and the
-//! geometry.
+//! device's geometry.
 
 use super::raw::RawFile;
 use super::sys;
@@ -13,21 +13,23 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// How to open an image.
+/// Options for opening an image.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
     pub read_only: bool,
-    /// Take the lock: exclusive when writable, shared when read-only. Without the lock two owners
-    /// can destroy an image, so leave it out only to read an image that is known to be mounted.
+    /// Whether to take the lock: exclusive if writable, shared if read-only. Without the lock two
+    /// owners can destroy an image, so set it to false only to read an image that is known to be
+    /// mounted.
     pub lock: bool,
     /// How long to wait for the lock before the image counts as in use. A process that unmounts
-    /// releases the lock at its very end, and umount(8) may return before that.
+    /// releases the lock as its very last step, and umount(8) may return before that.
     pub lock_wait: Duration,
-    /// Fence the owner of the lock, and take the lock. RBD only: other devices ignore it.
+    /// Whether to fence the present owner of the lock and take the lock. Only RBD devices support
+    /// it; others ignore it.
     pub takeover: bool,
-    /// Bypass the page cache if system and file system support it.
+    /// Whether to bypass the page cache, if the operating system and the file system support it.
     pub direct: bool,
-    /// Serve batches through io_uring if the kernel allows it.
+    /// Whether to serve batches through io_uring, if the kernel allows it.
     pub io_uring: bool,
 }
 
@@ -48,7 +50,7 @@ impl Default for OpenOptions {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub offset: u64,
-    /// `None`: to the end of the file, however long it becomes.
+    /// Length in bytes; `None`: up to the end of the file, however long it becomes.
     pub len: Option<u64>,
 }
 
@@ -57,8 +59,8 @@ pub(super) fn open(path: &Path, options: OpenOptions, part: Option<Part>) -> Res
     finish(path, options, fd, direct, None, part)
 }
 
-/// [`open`] of a file that is created or grown to `size`. The geometry has that size even if the
-/// file is larger.
+/// Opens a file after creating it or extending it to `size` bytes. The geometry has that size even
+/// if the file is larger.
 pub(super) fn create(path: &Path, size: u64, options: OpenOptions) -> Result<(RawFile, Geometry)> {
     let size = size - size % BLOCK_SIZE as u64;
     if options.read_only || size == 0 {
@@ -81,7 +83,7 @@ pub(super) fn create(path: &Path, size: u64, options: OpenOptions) -> Result<(Ra
 fn open_fd(path: &Path, options: OpenOptions, flags: OFlags) -> Result<(OwnedFd, bool)> {
     let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let flags = flags | access | OFlags::CLOEXEC;
-    // An image holds the files of all users, so only its owner may read it.
+    // An image contains the files of all users, so only its owner may read it.
     let mode = Mode::RUSR | Mode::WUSR;
     let failed = |e: Errno| match e {
         Errno::BUSY => busy(path),
@@ -94,7 +96,8 @@ fn open_fd(path: &Path, options: OpenOptions, flags: OFlags) -> Result<(OwnedFd,
             Ok(fd) if sys::direct_fits(fd.as_fd()) => return Ok((fd, true)),
             Ok(_) | Err(Errno::INVAL) => {
                 tracing::warn!(path = %path.display(), "no direct IO here: going through the page cache");
-                // A first try with CREATE may have made the file before it refused O_DIRECT.
+                // An earlier attempt with CREATE may have made the file before the file system
+                // refused O_DIRECT.
                 return match rustix::fs::open(path, flags - OFlags::EXCL, mode) {
                     Ok(fd) => Ok((fd, false)),
                     Err(e) => Err(failed(e)),
@@ -148,8 +151,8 @@ fn finish(
         size: size - size % BLOCK_SIZE as u64,
         optimal_io: OPTIMAL_IO,
         discard_granularity,
-        // A hole reads as zeros. Block devices promise nothing, and the kernel no longer relies on
-        // it either.
+        // A hole in a file reads as zeros. Block devices guarantee nothing about discarded ranges,
+        // and the kernel no longer relies on their reports either.
         discard_zeroes: !block_device && discard_granularity > 0,
         fua: FuaKind::Native,
     };
@@ -169,17 +172,19 @@ fn busy(path: &Path) -> Error {
     Error::Busy(path.display().to_string().into())
 }
 
-/// Between two tries for the lock.
+/// Pause between two attempts to take the lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
-/// udev holds a shared lock while it probes a block device that was just closed after writing.
+/// Minimum wait for the lock of a block device: udev holds a shared lock while it probes a device
+/// that was just closed after writing.
 const UDEV_WAIT: Duration = Duration::from_millis(500);
 
-/// The lock belongs to the open file, so it survives a fork into the background and ends with the
-/// process.
+/// Takes the lock, waiting if necessary. The lock belongs to the open file description, so it
+/// survives a fork into the background and ends with the process.
 ///
-/// Owners of a part share the lock of the file, which excludes a writer of the whole file, and lock
-/// the range of their part, which excludes one another where they overlap. A reader of the whole
-/// file has a shared lock of the file too, so it also locks the range: all of the file.
+/// The owner of a part takes a shared lock of the file, which excludes a writer of the whole file,
+/// and an exclusive lock of the part's range, which excludes other owners of overlapping parts. A
+/// reader of the whole file also has only a shared lock of the file, so it additionally locks the
+/// range of the whole file.
 fn lock(
     path: &Path,
     fd: &OwnedFd,
@@ -209,8 +214,8 @@ fn try_lock(
         Error::invalid(format!("cannot {what} {}: {}", path.display(), std::io::Error::from(e)))
     };
     if block_device {
-        // Opened exclusively only for a moment: a mount that names this device as its source claims
-        // the device itself.
+        // The exclusive open lasts only for a moment, because a mount that names this device as its
+        // source claims the device itself.
         let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
         match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(_) => {}
@@ -236,13 +241,14 @@ fn try_lock(
     match sys::lock_range(fd.as_fd(), offset, len.unwrap_or(0), !read_only) {
         Ok(()) => Ok(()),
         Err(Errno::AGAIN | Errno::ACCESS) => Err(busy(path)),
-        // A file system without such locks has no owners of parts that a reader could miss.
+        // A file system without range locks cannot have owners of parts, so a reader of the whole
+        // file needs no range lock.
         Err(_) if part.is_none() => Ok(()),
         Err(e) => Err(failed("lock a part of", e)),
     }
 }
 
-/// Whether no writer has the lock.
+/// Returns whether no writer holds the lock.
 pub(crate) fn is_unlocked(path: &Path, part: Option<Part>) -> Result<bool> {
     let failed = |what: &str, e: Errno| {
         Error::invalid(format!("cannot {what} {}: {}", path.display(), std::io::Error::from(e)))
@@ -265,7 +271,7 @@ pub(crate) fn is_unlocked(path: &Path, part: Option<Part>) -> Result<bool> {
     }
 }
 
-/// Tests by punching a hole beyond the end of the file, where there is no data.
+/// Finds out by punching a hole beyond the end of the file, where there is no data.
 fn file_discard_granularity(fd: &OwnedFd, size: u64) -> u32 {
     let end = size.next_multiple_of(BLOCK_SIZE as u64);
     match sys::punch(fd, end, BLOCK_SIZE as u64) {
@@ -277,7 +283,7 @@ fn file_discard_granularity(fd: &OwnedFd, size: u64) -> u32 {
 fn block_discard_granularity(stat: &Stat) -> u32 {
     let at =
         format!("/sys/dev/block/{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-    // A partition has no queue of its own: the queue of its disk is one level up.
+    // A partition has no queue directory of its own; its disk's queue is one level up.
     ["queue", "../queue"]
         .iter()
         .find_map(|queue| std::fs::read_to_string(format!("{at}/{queue}/discard_granularity")).ok())
@@ -285,7 +291,7 @@ fn block_discard_granularity(stat: &Stat) -> u32 {
         .unwrap_or(0)
 }
 
-/// Makes the name of a new image durable.
+/// Makes the directory entry of a new image durable.
 fn sync_parent(path: &Path) -> Result<()> {
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,

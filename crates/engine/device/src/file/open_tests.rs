@@ -17,7 +17,7 @@ fn an_image_has_one_writer_or_many_readers() {
     }
     assert!(matches!(FileDevice::create(&path, 2 * MIB, OpenOptions::default()), Err(Error::Busy(_))));
     assert_eq!(std::fs::metadata(&path).unwrap().len(), MIB, "a refused create changes nothing");
-    // Reading the image without a lock is allowed.
+    // An owner may read the image if it does not ask for the lock.
     FileDevice::open(&path, OpenOptions { lock: false, ..read_only }).unwrap();
     drop(writer);
 
@@ -28,7 +28,7 @@ fn an_image_has_one_writer_or_many_readers() {
     FileDevice::open(&path, OpenOptions::default()).unwrap();
 }
 
-/// A process that unmounts releases the image a little after umount(8) has returned.
+/// A process that unmounts may release the image a little after umount(8) has returned.
 #[test]
 fn the_lock_is_waited_for_so_long_and_no_longer() {
     let dir = tempfile::tempdir().unwrap();

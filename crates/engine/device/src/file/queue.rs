@@ -2,8 +2,9 @@
 //!
 //! Lock: one leaf, never held across IO or a completion.
 //!
-//! Bound: a submitter waits while [`QUEUED_MAX`] jobs are queued, then its batch is taken whole. A
-//! serving thread whose completion submits more never waits here, because it would wait for itself.
+//! Bound: a submitter waits while [`QUEUED_MAX`] jobs are queued; then its whole batch is added. A
+//! serving thread whose completion submits more requests never waits here, because it would wait
+//! for itself.
 
 use super::raw::RawFile;
 use super::sys::Bell;
@@ -21,8 +22,9 @@ const QUEUED_MAX: usize = 4096;
 pub(super) struct Job {
     pub request: Request,
     pub sink: Arc<dyn CompletionSink>,
-    /// The ring submits all earlier jobs before this one, because the kernel merges the requests of
-    /// one call. The threads of a pool make a call for each job, so they ignore the flag.
+    /// Whether the ring must submit all earlier jobs to the kernel before this one, because the
+    /// kernel merges the requests of one call. The threads of a pool make one call for each job, so
+    /// they ignore the flag.
     #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
     pub apart: bool,
 }
@@ -44,7 +46,7 @@ impl Job {
 struct State {
     jobs: VecDeque<Job>,
     closed: bool,
-    /// The ring thread waits in the kernel and must be woken through `bell`.
+    /// Whether the ring thread waits in the kernel, so that it must be woken through `bell`.
     asleep: bool,
 }
 
@@ -53,7 +55,7 @@ pub(super) struct Queue {
     work: Condvar,
     room: Condvar,
     pub bell: Bell,
-    /// Calls by which the ring submitted at least one request to the kernel.
+    /// Number of calls by which the ring submitted at least one request to the kernel.
     pub calls: AtomicU64,
 }
 
@@ -61,13 +63,13 @@ thread_local! {
     static SERVING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What [`Queue::take`] found.
+/// The result of [`Queue::take`].
 #[cfg(target_os = "linux")]
 pub(super) enum Taken {
     Jobs(Vec<Job>),
-    /// Nothing is queued now; the bell will ring.
+    /// Nothing is queued now; the next push will ring the bell.
     Nothing,
-    /// Closed and empty.
+    /// The queue is closed and empty.
     Closed,
 }
 
@@ -77,12 +79,12 @@ impl Queue {
         Ok(Queue { state, work, room, bell: Bell::new()?, calls: AtomicU64::new(0) })
     }
 
-    /// Marks the calling thread as one that serves a queue, of any device.
+    /// Marks the calling thread as a thread that serves a queue, of any device.
     pub fn serve_here() {
         SERVING.set(true);
     }
 
-    /// Returns the jobs if no thread serves the queue any longer.
+    /// Queues jobs. Returns the jobs if no thread serves the queue any more.
     pub fn push(&self, jobs: Vec<Job>) -> Result<(), Vec<Job>> {
         let mut state = self.state.lock();
         while state.jobs.len() >= QUEUED_MAX && !state.closed && !SERVING.get() {
@@ -106,7 +108,7 @@ impl Queue {
         Ok(())
     }
 
-    /// For pool threads: waits for a job; `None` once the queue is closed and empty.
+    /// Waits for a job, for pool threads. Returns `None` once the queue is closed and empty.
     pub fn next(&self) -> Option<Job> {
         let mut state = self.state.lock();
         loop {
@@ -121,8 +123,8 @@ impl Queue {
         }
     }
 
-    /// For the ring thread: up to `max` jobs, without waiting. After [`Taken::Nothing`] the next
-    /// push rings the bell.
+    /// Takes up to `max` jobs without waiting, for the ring thread. After [`Taken::Nothing`] the
+    /// next push rings the bell.
     #[cfg(target_os = "linux")]
     pub fn take(&self, max: usize) -> Taken {
         let mut state = self.state.lock();
@@ -145,7 +147,7 @@ impl Queue {
         }
     }
 
-    /// Ends pushing; the jobs in the queue are still served.
+    /// Closes the queue: nothing more can be pushed, but queued jobs are still served.
     pub fn close(&self) {
         self.state.lock().closed = true;
         self.work.notify_all();
@@ -153,7 +155,7 @@ impl Queue {
         self.bell.ring();
     }
 
-    /// Closes the queue and returns the jobs that no thread will serve.
+    /// Closes the queue and returns the queued jobs, which no thread will serve.
     pub fn abandon(&self) -> Vec<Job> {
         self.close();
         self.state.lock().jobs.drain(..).collect()

@@ -1,7 +1,7 @@
-//! System calls on an open image: each operation is completed in the calling thread.
+//! System calls on an open image. Each operation completes in the calling thread.
 //!
-//! Interrupted calls are repeated and short transfers are continued; neither is an error of the
-//! device. Every other error is final.
+//! Interrupted calls are repeated and short transfers are continued; neither counts as an error of
+//! the device. Every other error is final.
 
 use super::sys;
 use crate::Op;
@@ -20,9 +20,9 @@ pub(super) struct RawFile {
     pub direct: bool,
     pub block_device: bool,
     pub read_only: bool,
-    /// Set when the kernel has refused RWF_DSYNC: FUA is then a write and fdatasync.
+    /// Set when the kernel has refused RWF_DSYNC. A FUA write is then a write and `fdatasync`.
     pub no_dsync: AtomicBool,
-    /// Set when the file system has refused zeroing by fallocate: zeros are then written.
+    /// Set when the file system has refused to zero a range with fallocate. Zeros are then written.
     pub no_zero_range: AtomicBool,
 }
 
@@ -37,7 +37,8 @@ pub(super) struct Transfer {
 pub(super) enum Step {
     Done,
     More,
-    /// The end of the file, or a device that transfers nothing and reports no error.
+    /// The transfer reached the end of the file, or the device transfers nothing and reports no
+    /// error.
     Stuck,
 }
 
@@ -50,8 +51,9 @@ impl Transfer {
         self.len - self.done
     }
 
-    /// Accounts for a call that moved `n` bytes. O_DIRECT continues from a block boundary, since
-    /// the rest must be aligned. If two calls from there move nothing, the transfer is stuck.
+    /// Adds the `n` bytes that a call moved. With O_DIRECT the transfer continues from a block
+    /// boundary, because the remaining range must be aligned. If two calls from the same boundary
+    /// make no progress, the transfer is stuck.
     pub fn advance(&mut self, n: usize) -> Step {
         let mut done = self.done + n;
         if done >= self.len {
@@ -84,7 +86,7 @@ impl Transfer {
     }
 }
 
-/// Whether an error of a kernel or file system means "not supported".
+/// Returns whether an error of the kernel or the file system means "not supported".
 pub(super) fn unsupported(e: Errno) -> bool {
     matches!(e, Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL)
 }
@@ -94,13 +96,13 @@ fn failed(op: &'static str, offset: u64, len: u64, e: Errno) -> Error {
 }
 
 impl RawFile {
-    /// The size of the file or block device in bytes.
+    /// Returns the size of the file or block device in bytes.
     pub fn len(&self) -> Result<u64> {
         rustix::fs::seek(&self.fd, SeekFrom::End(0)).map_err(|e| failed("size", 0, 0, e))
     }
 
-    /// Extends a file to `size` bytes, durably; the new part is a hole. Returns the size that the
-    /// file, or the block device, has afterwards.
+    /// Extends a file to `size` bytes, durably; the added range is a hole. Returns the resulting
+    /// size of the file, or the size of the block device.
     pub fn extend(&self, size: u64) -> Result<u64> {
         self.writable()?;
         let has = self.len()?;
@@ -108,12 +110,12 @@ impl RawFile {
             return Ok(has);
         }
         rustix::fs::ftruncate(&self.fd, size).map_err(|e| failed("grow", has, size - has, e))?;
-        // It writes the new size as well, since reads of the new part need it.
+        // `fdatasync` also writes the new size, because reads of the added range need it.
         retry(|| sys::flush(&self.fd)).map_err(|e| failed("flush", 0, 0, e))?;
         Ok(size)
     }
 
-    /// Truncates a file that is longer to `size` bytes, durably.
+    /// Truncates a file to `size` bytes, durably, if it is longer.
     pub fn truncate(&self, size: u64) -> Result<()> {
         self.writable()?;
         let has = self.len()?;
@@ -138,8 +140,8 @@ impl RawFile {
         if fua && !self.no_dsync.load(Relaxed) {
             match self.write_calls(offset, buf, true) {
                 Err(Error::Io { errno, .. }) if unsupported(Errno::from_raw_os_error(errno)) => {
-                    // Not final: if the kernel refuses the write itself, the plain write below
-                    // fails too.
+                    // RWF_DSYNC need not be the reason. If the kernel refuses the write for another
+                    // reason, the plain write below fails too.
                     self.no_dsync.store(true, Relaxed);
                 }
                 outcome => return outcome,
@@ -161,8 +163,8 @@ impl RawFile {
         outcome.map_err(|e| failed("write", offset + transfer.done as u64, transfer.remaining() as u64, e))
     }
 
-    /// Never repeated after an error: the kernel may have dropped what it could not write, and the
-    /// success of a second call would then be false.
+    /// Flushes. Never repeated after an error: the kernel may have dropped pages that it could not
+    /// write, and the success of a second call would then be false.
     pub fn flush(&self) -> Result<()> {
         if self.read_only {
             return Ok(());
@@ -192,7 +194,8 @@ impl RawFile {
         }
         about_to_wait();
         if !self.no_zero_range.load(Relaxed) {
-            // On a block device the kernel maps this to its zeroing command, as BLKZEROOUT does.
+            // On a block device the kernel maps this call to the device's zeroing command, as
+            // BLKZEROOUT does.
             match retry(|| sys::zero(&self.fd, offset, len)) {
                 Ok(()) => return Ok(()),
                 Err(e) if unsupported(e) => self.no_zero_range.store(true, Relaxed),
@@ -219,7 +222,7 @@ impl RawFile {
         }
     }
 
-    /// The free space that an unprivileged process can take.
+    /// Returns the free space that an unprivileged process can use.
     pub fn host_free(&self) -> Option<u64> {
         if self.block_device {
             return None;
@@ -228,8 +231,9 @@ impl RawFile {
         Some(host.f_bavail.saturating_mul(host.f_frsize))
     }
 
-    /// A file whose blocks are all allocated has no hole. `SEEK_HOLE` alone does not show that: it
-    /// reports an allocated range that was never written as a hole, because it reads as zeros.
+    /// Returns the first hole of the range. A file whose blocks are all allocated has no hole.
+    /// `SEEK_HOLE` alone does not show that: it reports an allocated range that was never written
+    /// as a hole, because the range reads as zeros.
     pub fn first_hole(&self, offset: u64, len: u64) -> Option<u64> {
         if self.block_device {
             return None;
@@ -238,7 +242,8 @@ impl RawFile {
         if (stat.st_blocks as u64).saturating_mul(512) >= stat.st_size as u64 {
             return None;
         }
-        // Beyond the end of the file the kernel returns no offset, and nothing there is allocated.
+        // For an offset beyond the end of the file the kernel returns no hole, and nothing there is
+        // allocated.
         let hole = match sys::seek_hole(&self.fd, offset) {
             Ok(hole) => hole,
             Err(Errno::NXIO) => offset,

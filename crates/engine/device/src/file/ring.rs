@@ -1,14 +1,15 @@
 //! Batches through io_uring: one thread owns the ring, submits requests from the queue and delivers
 //! completions.
 //!
-//! The alternative is submission by the callers under a lock. But the kernel ties requests to the
-//! thread that submitted them: a request that it has passed to a helper thread is cancelled when
-//! the submitter exits, and the exit of a short-lived caller must not cancel a flush. With one
-//! owner nothing of the ring is shared either. The price is a thread switch for each batch. Single
-//! requests whose latency matters go through the synchronous interface.
+//! The rejected alternative is that callers submit to the ring under a lock. The kernel ties
+//! requests to the thread that submitted them: a request that the kernel has passed to a helper
+//! thread is cancelled when the submitting thread exits, and the exit of a short-lived caller must
+//! not cancel a flush. With a single owner no state of the ring is shared either. The cost is a
+//! thread switch for each batch. Single requests whose latency matters use the synchronous
+//! interface.
 //!
-//! Buffers given to the kernel live in `slots` until their completion has been seen;
-//! [`Ring::drain`] runs before the slots are freed, also when the thread unwinds.
+//! Buffers that the kernel uses stay in `slots` until their completion has been taken.
+//! [`Ring::drain`] runs before the slots are freed, even when the thread unwinds.
 
 #![allow(unsafe_code)]
 
@@ -26,13 +27,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::Sender;
 
-/// Most requests in the kernel at a time. The ring has twice as many entries, so that one is always
-/// free.
+/// Maximum number of requests in the kernel at a time. The ring has twice as many entries, so that
+/// one is always free.
 const DEPTH: usize = 128;
 const BELL: u64 = u64::MAX;
-/// Length of one request; the kernel limits a call to just below 2 GiB anyway.
+/// Maximum length in bytes of one request; the kernel limits a call to just below 2 GiB anyway.
 const REQUEST_MAX: usize = 1 << 30;
-/// Interruptions of one request before they count as an error.
+/// Number of interruptions of one request from which on they count as an error.
 const INTERRUPTS_MAX: u32 = 1000;
 
 struct Flight {
@@ -47,9 +48,9 @@ struct Ring {
     queue: Arc<Queue>,
     slots: Vec<Option<Flight>>,
     free: Vec<usize>,
-    /// Flights whose next request is still to be put into the ring.
+    /// Flights whose next request must still be put into the ring.
     starting: Vec<usize>,
-    /// Flights that the kernel has and has not completed.
+    /// Number of flights that the kernel has received and not completed.
     in_kernel: usize,
     bell_armed: bool,
 }
@@ -60,7 +61,8 @@ pub(super) fn serve(file: Arc<RawFile>, queue: Arc<Queue>, ready: Sender<std::io
     let ring = match build() {
         Ok(ring) => ring,
         Err(e) => {
-            // The opener waits for this result; if the opener is gone, there is no receiver.
+            // The opener waits for this result. If the opener has gone, there is no receiver, and
+            // the error is ignored.
             drop(ready.send(Err(e)));
             return;
         }
@@ -89,7 +91,7 @@ pub(super) fn serve(file: Arc<RawFile>, queue: Arc<Queue>, ready: Sender<std::io
     }
 }
 
-/// Whether valgrind runs this process: it preloads libraries of its own into each.
+/// Returns whether valgrind runs this process: valgrind preloads its own libraries.
 fn is_under_valgrind() -> bool {
     let mark = b"/vgpreload_";
     std::env::var_os("LD_PRELOAD")
@@ -97,8 +99,8 @@ fn is_under_valgrind() -> bool {
 }
 
 fn build() -> std::io::Result<IoUring> {
-    // valgrind runs one thread at a time, and (3.19 does) counts one that waits in the ring as
-    // running: the process would hang at its first batch.
+    // valgrind runs one thread at a time and (in version 3.19) counts a thread that waits in the
+    // ring as running, so the process would hang at its first batch.
     if is_under_valgrind() {
         return Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "under valgrind it would hang"));
     }
@@ -159,8 +161,8 @@ impl Ring {
                 self.queue.calls.fetch_add((waiting > 0) as u64, Relaxed);
                 Ok(())
             }
-            // Busy: completions must be taken first, which happens next. Entries that the kernel
-            // did not take stay in the ring for the next call.
+            // The kernel is busy: completions must be taken first, which the caller does next.
+            // Entries that the kernel did not accept stay in the ring for the next call.
             Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => Ok(()),
             Err(e) => Err(e),
         }
@@ -186,8 +188,9 @@ impl Ring {
         self.starting.push(slot);
     }
 
-    /// Whether the ring cannot do an operation, or has failed to do it here. Such operations are
-    /// rare, so that they may block the others.
+    /// Returns whether the operation must be performed synchronously, because the ring cannot do it
+    /// or has failed to do it on this file. Such operations are rare, so they may block the ring
+    /// thread.
     fn needs_thread(&self, op: &Op) -> bool {
         match op {
             Op::Read(buf) => buf.is_empty(),
@@ -209,7 +212,7 @@ impl Ring {
         self.bell_armed = true;
     }
 
-    /// Puts what remains of a flight into the ring.
+    /// Puts a request for the remaining range of a flight into the ring.
     fn start(&mut self, slot: usize) {
         let fd = types::Fd(self.file.fd.as_raw_fd());
         let flight = self.slots[slot].as_mut().expect("a starting slot is taken");
@@ -239,10 +242,10 @@ impl Ring {
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: the buffer that an entry names belongs to a flight in `slots`, whose heap memory
-        // does not move and is not touched until the completion has been taken off the ring; the
-        // entry of the bell names none. The file descriptors are owned through `self`, which
-        // outlives the requests because `drain` waits for them.
+        // SAFETY: the buffer that an entry refers to belongs to a flight in `slots`. Its heap
+        // memory does not move, and nothing accesses it until the completion has been taken off the
+        // ring. The bell's entry refers to no buffer. The file descriptors are owned through
+        // `self`, which outlives the requests because `drain` waits for them.
         let pushed = unsafe { self.ring.submission().push(entry) };
         pushed.expect("the ring has more entries than there are slots and the bell");
     }
@@ -269,7 +272,7 @@ impl Ring {
                 return self.starting.push(slot);
             }
             Err(e) if unsupported(e) && optional => {
-                // The synchronous path has the fallbacks, and remembers which are needed.
+                // The synchronous path has the fallbacks, and remembers which of them are needed.
                 return self.land(slot).job.perform(&self.file);
             }
             _ => {}
@@ -299,8 +302,8 @@ impl Ring {
         }
     }
 
-    /// Waits until the kernel uses no buffer any longer. If the ring cannot report that, the
-    /// buffers are leaked.
+    /// Waits until the kernel uses no buffer any more. If the ring cannot report that, the buffers
+    /// are leaked.
     fn drain(&mut self) {
         while self.in_kernel > 0 {
             match self.ring.submit_and_wait(1) {

@@ -1,8 +1,8 @@
-//! The system calls on an image that differ between systems.
+//! The system calls on an image that differ between operating systems.
 //!
-//! On systems other than Linux an image file is read and written through the page cache, keeps the
-//! space that it has, and a durable write is a write and a flush. Block devices are supported on
-//! Linux only: elsewhere they are neither claimed nor discarded.
+//! On systems other than Linux an image file is read and written through the page cache, discards
+//! do not free its space, and a durable write is a write and a flush. Block devices are supported
+//! on Linux only: elsewhere they are neither claimed nor discarded.
 
 #[cfg(target_os = "linux")]
 pub(super) use linux::*;
@@ -18,25 +18,25 @@ mod linux {
     use rustix::io::{Errno, ReadWriteFlags};
     use std::io::IoSlice;
 
-    /// Transfers bypass the page cache.
+    /// The flag by which transfers bypass the page cache.
     pub(crate) const DIRECT: Option<OFlags> = Some(OFlags::DIRECT);
     pub(crate) const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
     pub(crate) const ZERO: FallocateFlags = FallocateFlags::ZERO_RANGE.union(FallocateFlags::KEEP_SIZE);
 
-    /// Whether block-aligned requests satisfy direct IO. A kernel that does not report the
-    /// alignment is older than the devices that need a larger one.
+    /// Returns whether block-aligned requests satisfy direct IO on this file. A kernel that does
+    /// not report the alignment is older than the devices that need a larger one.
     pub(crate) fn direct_fits(fd: impl AsFd) -> bool {
         let Ok(st) = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
             return true;
         };
         let known = st.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
-        // An alignment of 0 means that the flag is accepted and ignored.
+        // An alignment of 0 means that the file system accepts the flag and ignores it.
         !known
             || (1..=BLOCK_SIZE as u32).contains(&st.stx_dio_offset_align)
                 && st.stx_dio_mem_align <= BLOCK_SIZE as u32
     }
 
-    /// A write that is durable when it returns.
+    /// Makes a write that is durable when the call returns.
     pub(crate) fn write_durable(fd: impl AsFd, bytes: &[u8], at: u64) -> Result<usize, Errno> {
         rustix::io::pwritev2(fd, &[IoSlice::new(bytes)], at, ReadWriteFlags::DSYNC)
     }
@@ -59,9 +59,10 @@ mod linux {
 
     pub(crate) const LOCKS_RANGES: bool = true;
 
-    /// Locks a range for the open file, as flock(2) does for all of it, and does not wait: EAGAIN
-    /// if another owner has a part of the range. `len` 0 is all that follows. A lock of the process
-    /// (`F_SETLK`) would be lost when the process closes any other descriptor of the file.
+    /// Locks a range for the open file description, as flock(2) does for the whole file. Does not
+    /// wait: fails with EAGAIN if another owner holds a part of the range. `len` 0 means everything
+    /// from `offset` on. A lock of the process (`F_SETLK`) would be lost when the process closes
+    /// any other descriptor of the file.
     #[allow(unsafe_code)]
     pub(crate) fn lock_range(
         fd: BorrowedFd<'_>,
@@ -78,7 +79,8 @@ mod linux {
             l_pid: 0,
         };
         loop {
-            // SAFETY: F_OFD_SETLK reads one `flock`, which outlives the call, through the pointer.
+            // SAFETY: the pointer refers to a `flock` on the stack, which outlives the call;
+            // F_OFD_SETLK only reads it.
             let rc = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
             match (rc, std::io::Error::last_os_error()) {
                 (0, _) => return Ok(()),
@@ -93,8 +95,8 @@ mod linux {
         /// `_IO(0x12, 119)`.
         const BLKDISCARD: libc::c_ulong = 0x1277;
         let range = [offset, len];
-        // SAFETY: BLKDISCARD reads two u64 through the pointer, which points at two u64 that
-        // outlive the call, and writes nothing to memory of this process.
+        // SAFETY: the pointer refers to two u64 that outlive the call. BLKDISCARD reads exactly
+        // these and writes nothing to memory of this process.
         let rc = unsafe { libc::ioctl(fd.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) };
         if rc == 0 {
             return Ok(());
@@ -102,7 +104,7 @@ mod linux {
         Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
     }
 
-    /// Wakes the ring thread, which waits on the ring and not on a condition.
+    /// Wakes the ring thread, which waits on the ring and not on a condition variable.
     pub(crate) struct Bell(OwnedFd);
 
     impl Bell {
@@ -115,7 +117,8 @@ mod linux {
         }
 
         pub(crate) fn ring(&self) {
-            // EAGAIN means that the counter is full: the ring thread has been woken already.
+            // EAGAIN means that the event counter is at its maximum, so the ring thread has been
+            // woken already.
             match rustix::io::write(&self.0, &1u64.to_ne_bytes()) {
                 Ok(_) | Err(Errno::AGAIN) => {}
                 Err(e) => tracing::error!("cannot wake the ring thread: {e}"),
@@ -144,12 +147,12 @@ mod other {
         false
     }
 
-    /// Always refused: the caller writes and flushes.
+    /// Always fails as unsupported, so that the caller writes and flushes instead.
     pub(crate) fn write_durable(_: impl AsFd, _: &[u8], _: u64) -> Result<usize, Errno> {
         Err(Errno::NOSYS)
     }
 
-    /// fsync(2) of macOS leaves data in the cache of the drive; this does not.
+    /// Flushes the drive's cache as well; fsync(2) of macOS leaves data there.
     #[cfg(target_vendor = "apple")]
     pub(crate) fn flush(fd: impl AsFd) -> Result<(), Errno> {
         rustix::fs::fcntl_fullfsync(fd)
@@ -172,7 +175,8 @@ mod other {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Owners of parts exclude one another by the lock of the whole file.
+    /// No range locks on these systems: owners of parts exclude each other through the lock of the
+    /// whole file.
     pub(crate) const LOCKS_RANGES: bool = false;
 
     pub(crate) fn lock_range(_: BorrowedFd<'_>, _: u64, _: u64, _: bool) -> Result<(), Errno> {
@@ -183,7 +187,7 @@ mod other {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// There is no ring to wake.
+    /// An empty type: there is no ring to wake.
     pub(crate) struct Bell;
 
     impl Bell {

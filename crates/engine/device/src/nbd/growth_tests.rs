@@ -1,4 +1,4 @@
-//! Exports that become larger while they are open.
+//! Exports that are enlarged while they are open.
 
 use super::tests::{B, Foreign, NBDKIT, Servers, open};
 use super::*;
@@ -54,7 +54,7 @@ fn an_export_grows_while_it_is_used() {
         assert_eq!(device.room().unwrap(), size);
         device.grow(size).unwrap();
         assert_eq!(device.geometry().size, size);
-        // In the new part, which the old connections do not have.
+        // The last block lies beyond the size that the old connections have.
         let last = size - B;
         device.write(last, &blocks(last, n as u8), true).unwrap();
         let mut found = IoBuf::zeroed(1);
@@ -91,7 +91,7 @@ fn a_reader_does_not_grow() {
 }
 
 /// The server never replies to a request on an old connection. The growth fails when that request
-/// times out, and the device fails every later request, although its new connections work.
+/// times out, and then the device fails every later request, although its new connections work.
 #[test]
 fn a_growth_does_not_outlive_a_lost_request() {
     let servers = Servers::new();
@@ -123,7 +123,7 @@ fn a_server_that_is_gone_is_named() {
     }
 }
 
-/// nbdkit measures a file for each connection.
+/// nbdkit measures the file again for each connection.
 #[test]
 fn nbdkit_serves_a_file_that_was_extended() {
     let Some(foreign) = Foreign::probe(&NBDKIT) else { return };

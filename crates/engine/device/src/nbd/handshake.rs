@@ -1,6 +1,6 @@
-//! Negotiation: fixed newstyle, structured replies where the server has them, `NBD_OPT_GO`.
+//! The NBD negotiation: fixed newstyle, structured replies if the server has them, `NBD_OPT_GO`.
 //!
-//! Nothing that a server sends is trusted unchecked: each text and list is bounded, each size is
+//! The client trusts nothing from the server unchecked: texts and lists are bounded, each size is
 //! checked before use, and the whole negotiation must end within the time limit.
 
 use super::stream::Stream;
@@ -9,7 +9,7 @@ use crate::interface::OPTIMAL_IO;
 use kedge_base::{BLOCK_SIZE, Clock, SystemClock};
 use std::time::Duration;
 
-/// Option replies before an acknowledgement.
+/// Maximum number of replies to one option before its acknowledgement.
 const REPLIES_MAX: usize = 64;
 /// Longest wait between two checks of the time limit.
 const TICK: Duration = Duration::from_millis(100);
@@ -17,10 +17,10 @@ const TICK: Duration = Duration::from_millis(100);
 /// The properties of an export.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Export {
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
     pub flags: u16,
-    /// Largest payload of one request, in whole blocks.
+    /// Largest payload of one request in bytes, a multiple of the block size.
     pub payload_max: u32,
     pub structured: bool,
 }
@@ -37,7 +37,7 @@ struct Talk<'a> {
     until: Duration,
 }
 
-/// Negotiates the export of that name. Errors are texts for the user.
+/// Negotiates the use of `export`. Errors are texts for the user.
 pub fn negotiate(stream: &Stream, export: &str, limit: Duration) -> Result<Export, String> {
     stream.set_timeouts(TICK.min(limit), Some(limit)).map_err(|e| e.to_string())?;
     let clock = SystemClock::default();
@@ -72,7 +72,7 @@ impl Talk<'_> {
     fn fill(&self, bytes: &mut [u8]) -> Result<(), String> {
         self.stream.read_exact(bytes, || match self.clock.monotonic() < self.until {
             true => Ok(()),
-            // Some servers take one client at a time; they leave a second client without a reply.
+            // Some servers serve one client at a time and leave a second client without a reply.
             false => Err("the server does not finish the negotiation in time; has it another client?".into()),
         })
     }
@@ -84,14 +84,14 @@ impl Talk<'_> {
         self.stream.write_all(&head, data)
     }
 
-    /// Type and content of a reply to `option`.
+    /// Reads a reply to `option`. Returns its type and contents.
     fn reply(&self, option: u32) -> Result<(u32, Vec<u8>), String> {
         let head: [u8; 20] = self.read()?;
         if u64_at(&head, 0) != OPTION_REPLY_MAGIC || u32_at(&head, 8) != option {
             return Err("the server replies to an option that was not sent".into());
         }
         let len = u32_at(&head, 16) as usize;
-        // The longest meaningful reply: an information with a text.
+        // The longest meaningful reply is an information with a text.
         if len > TEXT_MAX + 64 {
             return Err(format!("the server replies to an option with {len} bytes"));
         }
@@ -109,7 +109,7 @@ impl Talk<'_> {
         }
     }
 
-    /// Size, flags and largest payload of the export.
+    /// Selects the export. Returns its size, flags and largest payload.
     fn go(&self, export: &str) -> Result<(u64, u16, u32), String> {
         let mut data = (export.len() as u32).to_be_bytes().to_vec();
         data.extend(export.as_bytes());
@@ -140,7 +140,7 @@ impl Talk<'_> {
     }
 }
 
-/// The largest payload. Refuses exports that do not accept single blocks.
+/// Returns the largest payload in bytes. Refuses exports that do not accept single blocks.
 fn block_sizes(data: &[u8]) -> Result<u32, String> {
     let (min, max) = (u32_at(data, 2), u32_at(data, 10));
     if !min.is_power_of_two() || min > BLOCK_SIZE as u32 {
@@ -152,8 +152,8 @@ fn block_sizes(data: &[u8]) -> Result<u32, String> {
     Ok(max)
 }
 
-/// The payload in whole blocks, and no larger than is useful: each request must be answered within
-/// the time limit.
+/// Rounds the payload down to whole blocks, and limits it to a useful size: the server must reply
+/// to each request within the time limit.
 fn whole_blocks(payload_max: u32) -> u32 {
     let bytes = payload_max.min(OPTIMAL_IO);
     bytes - bytes % BLOCK_SIZE as u32

@@ -1,12 +1,12 @@
 //! One connection: the requests that wait for a reply on it, and the reading of replies.
 //!
 //! Two threads serve a connection: one sends jobs, the other receives replies. A single thread
-//! would have to stop sending while the server stops reading, and servers stop reading until their
-//! replies are taken. A caller of the synchronous interface sends its message itself and waits for
-//! the receiver.
+//! could deadlock: servers stop reading until their replies are taken, and a thread blocked in
+//! sending would not take them. A caller of the synchronous interface sends its message itself and
+//! waits for the receiver.
 //!
-//! Locks: `sending` while the bytes of one message are sent; `table` is a leaf. No completion runs
-//! under either.
+//! Locks: `sending` is held while the bytes of one message are sent; `table` is a leaf. No
+//! completion runs under either.
 
 use super::stream::Stream;
 use super::wire::*;
@@ -18,7 +18,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
 
-/// Messages without a reply on one connection.
+/// Maximum number of messages without a reply on one connection.
 const DEPTH: usize = 64;
 
 pub struct Link {
@@ -28,9 +28,10 @@ pub struct Link {
     room: Condvar,
     clock: SystemClock,
     timeout: Duration,
-    /// No job is sent here any more. Changes under the lock of the queue of jobs.
+    /// Set when no more jobs may be sent on this connection. Changes under the lock of the job
+    /// queue.
     retired: AtomicBool,
-    /// All messages are answered and no other will be sent.
+    /// Set when all messages have been answered and no other will be sent.
     ended: AtomicBool,
 }
 
@@ -46,21 +47,21 @@ struct Flight {
     until: Duration,
     holder: Holder,
     coverage: Coverage,
-    /// The first error of a structured reply that has not ended yet.
+    /// The first error in a structured reply whose last chunk has not arrived.
     error: Option<i32>,
 }
 
-/// Where the owner of the reply is at present.
+/// Where the owner of the message is at present.
 enum Holder {
     Table(Owner),
-    /// The sending thread, which needs the buffer; with the reply, if it arrived before all was
-    /// sent.
+    /// With the sending thread, which needs the buffer. The value is the reply, if it arrived
+    /// before the message was sent completely.
     Sender(Option<Result<(), i32>>),
-    /// The receiving thread, which fills the buffer.
+    /// With the receiving thread, which fills the buffer.
     Receiver,
 }
 
-/// A reply that is complete.
+/// A complete reply.
 pub struct Answer {
     pub part: Part,
     pub owner: Owner,
@@ -69,11 +70,12 @@ pub struct Answer {
 
 /// The outcome of [`Link::send`].
 pub enum Sent {
-    /// The receiver will deliver the reply.
+    /// The message is under way; the receiver will deliver the reply.
     Under,
     /// The reply arrived before the message was sent completely.
     Answered(Answer),
-    /// The connection is dead, for this reason. With the owner, unless [`Link::kill`] finds it.
+    /// The connection is dead, with the reason. Contains the owner unless [`Link::kill`] will find
+    /// or has found the owner in the table.
     Failed(Option<Owner>, String),
 }
 
@@ -91,7 +93,7 @@ impl Link {
         }
     }
 
-    /// Has the sender stop.
+    /// Makes the sending thread stop.
     pub fn retire(&self) {
         self.retired.store(true, Relaxed);
     }
@@ -100,7 +102,7 @@ impl Link {
         self.retired.load(Relaxed)
     }
 
-    /// Waits for the replies to all messages, and disconnects. The caller knows that no other
+    /// Waits for the replies to all messages, and disconnects. The caller ensures that no other
     /// message will be sent.
     pub fn end(&self) {
         let mut table = self.table.lock();
@@ -113,12 +115,12 @@ impl Link {
         self.stream.shut();
     }
 
-    /// Whether the end of the connection is due to [`Link::end`].
+    /// Returns whether the connection ended because of [`Link::end`].
     pub fn has_ended(&self) -> bool {
         self.ended.load(Acquire)
     }
 
-    /// Waits until another message may be sent. `false` if the connection is dead.
+    /// Waits until another message may be sent. Returns `false` if the connection is dead.
     pub fn wait_for_room(&self) -> bool {
         let mut table = self.table.lock();
         while table.flights.len() >= DEPTH && !table.dead {
@@ -127,7 +129,7 @@ impl Link {
         !table.dead
     }
 
-    /// Sends a message whose payload, if it has one, belongs to the owner or to the caller.
+    /// Sends a message. Its payload, if it has one, is in `payload`, or else belongs to the owner.
     pub fn send(&self, part: Part, owner: Owner, payload: Option<&[u8]>) -> Sent {
         let mut kept = Some(owner);
         let mut table = self.table.lock();
@@ -156,7 +158,8 @@ impl Link {
         self.sent(cookie, kept, written)
     }
 
-    /// Gives the owner back to the table, or to the caller if no reply is outstanding.
+    /// Called after sending a message: puts the owner into the table, or returns the owner to the
+    /// caller if the reply has arrived or the connection is dead.
     fn sent(&self, cookie: u64, kept: Option<Owner>, written: Result<(), String>) -> Sent {
         let Some(owner) = kept else {
             return written.map_or_else(|why| Sent::Failed(None, why), |()| Sent::Under);
@@ -191,8 +194,8 @@ impl Link {
         }
     }
 
-    /// Stops the sending of messages. Returns the owners of the messages without a reply, except
-    /// for those that the sender or the receiver holds at present, which handle them themselves.
+    /// Stops the sending of messages. Returns the owners of all messages without a reply, except
+    /// for those with the sending or the receiving thread, which handle these owners themselves.
     /// The receiver calls this when it ends.
     pub fn kill(&self) -> Vec<Owner> {
         self.stream.shut();
@@ -228,9 +231,9 @@ impl Link {
         self.stream.read_exact(bytes, || self.overdue())
     }
 
-    /// Reads the next message of the server. `None` for a part of a reply.
+    /// Reads the next message of the server. Returns `None` if it was only a part of a reply.
     pub fn receive(&self, structured: bool) -> Result<Option<Answer>, String> {
-        // A server that serves other requests all the time must still not forget one.
+        // A server that continually replies to other requests must still not forget one.
         self.overdue()?;
         let mut magic = [0; 4];
         self.fill(&mut magic)?;
@@ -258,7 +261,7 @@ impl Link {
         self.finish(cookie, Ok(()))
     }
 
-    /// One chunk of a structured reply.
+    /// Reads one chunk of a structured reply.
     fn chunk(&self) -> Result<Option<Answer>, String> {
         let mut head = [0; 16];
         self.fill(&mut head)?;
@@ -316,7 +319,7 @@ impl Link {
         Ok(errno(u32_at(&bytes, 0)))
     }
 
-    /// Reads the place of a piece of data, as an offset into the part.
+    /// Reads the position of a piece of data. Returns its offset in the part.
     fn place(&self, part: &Part, len: u32) -> Result<u32, String> {
         let mut offset = [0; 8];
         self.fill(&mut offset)?;
@@ -341,7 +344,8 @@ impl Link {
         self.with_room(cookie, part, |room| self.fill(&mut room[at as usize..][..len as usize]))?
     }
 
-    /// Takes the owner out of the table meanwhile, since reading into its buffer may take long.
+    /// Runs `f` on the bytes of the owner's buffer for this part. Takes the owner out of the table
+    /// during `f`, because reading may take long.
     fn with_room<T>(&self, cookie: u64, part: &Part, f: impl FnOnce(&mut [u8]) -> T) -> Result<T, String> {
         let taken = self.with(cookie, |flight| std::mem::replace(&mut flight.holder, Holder::Receiver))?;
         let Holder::Table(owner) = taken else {
@@ -351,16 +355,17 @@ impl Link {
         Ok(f(guard.owner.as_mut().expect("until the guard goes").room(part)))
     }
 
-    /// Removes the entry from the table. `None` if the sender still has the owner; the sender then
-    /// finds the reply.
+    /// Completes a reply and removes its entry from the table. Returns `None` if the sending thread
+    /// still has the owner; that thread then finds the reply in the entry.
     fn finish(&self, cookie: u64, result: Result<(), i32>) -> Result<Option<Answer>, String> {
         let mut table = self.table.lock();
         let Some(flight) = table.flights.get_mut(&cookie) else {
             return Err("the connection was given up".into());
         };
         if let Holder::Sender(early) = &mut flight.holder {
-            // The reply counts once the message is sent completely: the sender may be about to
-            // record that, and a server may refuse a write before it has read it.
+            // The reply counts only once the message has been sent completely: the sender may be
+            // about to record that, and a server may refuse a write before it has read the whole
+            // write.
             return match early.replace(result) {
                 None => Ok(None),
                 Some(_) => Err("the server replies to a request twice".into()),
@@ -373,8 +378,8 @@ impl Link {
     }
 }
 
-/// Puts an owner back into the table, even after a failed read, so that [`Link::kill`] finds it
-/// there.
+/// Puts the owner back into the table when dropped, even after a failed read, so that
+/// [`Link::kill`] finds the owner there.
 struct Borrowed<'a> {
     link: &'a Link,
     cookie: u64,

@@ -1,14 +1,15 @@
-//! Excludes concurrent writers and readers of an export among the processes of this host.
+//! The lock of an export: excludes concurrent writers and readers among the processes of this host.
 //!
-//! The lock is a name in the kernel's abstract socket namespace. Binding takes the name, the end of
-//! the process in whatever way releases it, and there is no file to clean up. The name is visible
-//! in this network namespace only, and any local user can take it to keep others out, as with any
-//! lock in a place that all may enter.
+//! The lock is a name in the kernel's abstract socket namespace. Binding a socket takes the name,
+//! the end of the process releases it in all cases, and there is no file to clean up. The name is
+//! visible in this network namespace only. Any local user can take the name to keep others out, as
+//! with any lock in a directory that everyone may write to.
 //!
-//! A writer has a name of its own. Each reader holds one of a few other names while it reads, since
-//! a writer that starts later would change the image under it. Each side takes its own name first
-//! and then checks the names of the other side, so that of a reader and a writer that start
-//! together at least one sees the other. The check is a connect, which excludes no process.
+//! A writer takes the export's writer name. Each reader holds one of a few other names while it
+//! reads, because a writer that starts later would change the image during the reads. Each side
+//! takes its own name first and then checks the names of the other side, so that of a reader and a
+//! writer that start at the same time at least one sees the other. The check is a connect, which
+//! excludes no process.
 
 use crate::location::{NbdAddress, NbdUri};
 use kedge_base::Error;
@@ -22,7 +23,7 @@ type Result<T, E = Error> = std::result::Result<T, E>;
 
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Readers of one export on a host.
+/// Maximum number of readers of one export on a host.
 const READERS: usize = 32;
 
 pub struct Lock(#[allow(dead_code)] OwnedFd);
@@ -40,7 +41,7 @@ pub fn take(uri: &NbdUri, read_only: bool, wait: Duration) -> Result<Lock> {
     }
 }
 
-/// Whether no process of this host writes to the export.
+/// Returns whether no process of this host writes to the export.
 pub fn is_unlocked(uri: &NbdUri) -> Result<bool> {
     let names = Names::of(uri);
     Names::is_free(&names.writer()).map_err(|e| failed(uri, e))
@@ -77,7 +78,7 @@ fn failed(uri: &NbdUri, e: Errno) -> Error {
     Error::invalid(format!("cannot lock {uri}: {}", std::io::Error::from(e)))
 }
 
-/// The names that stand for an export.
+/// The socket names of an export.
 struct Names(String);
 
 impl Names {
@@ -93,7 +94,7 @@ impl Names {
         format!("{}-reads-{n}", self.0)
     }
 
-    /// `None` if another process has the name.
+    /// Takes a name. Returns `None` if another process has it.
     fn take(name: &str) -> Result<Option<Lock>, Errno> {
         let fd = socket()?;
         match bind(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?) {
@@ -107,8 +108,8 @@ impl Names {
         match connect(&socket()?, &SocketAddrUnix::new_abstract_name(name.as_bytes())?) {
             Ok(()) => Ok(false),
             Err(Errno::CONNREFUSED) => Ok(true),
-            // A socket of another kind, or one that takes no messages from other users, has the
-            // name.
+            // A socket of another type has the name, or a socket that takes no messages from other
+            // users.
             Err(Errno::PROTOTYPE | Errno::PERM | Errno::ACCESS) => Ok(false),
             Err(e) => Err(e),
         }
@@ -119,8 +120,8 @@ fn socket() -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
 }
 
-/// A name short enough for the kernel, and the same for all ways to write a URI of the export. Two
-/// exports whose hashes collide exclude each other, which is harmless for the data.
+/// Returns a name that is short enough for the kernel, and equal for all URIs of the export. Two
+/// exports whose hashes collide exclude each other, which cannot harm data.
 fn name(uri: &NbdUri) -> String {
     let place = match &uri.address {
         NbdAddress::Tcp { host, port } => format!("tcp {host} {port}"),
@@ -130,7 +131,7 @@ fn name(uri: &NbdUri) -> String {
         }
     };
     let text = format!("{place} {}", uri.export);
-    // FNV-1a, with two different offsets.
+    // FNV-1a with two different offset values.
     let hash = |offset: u64| {
         text.bytes().fold(offset, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     };

@@ -1,14 +1,14 @@
-//! A client of the NBD protocol: the image is served by another process, here or on another
-//! machine.
+//! A client of the NBD protocol: another process, on this host or another one, serves the image.
 //!
-//! No kernel module takes part. Any server that speaks the fixed newstyle works (qemu-nbd, nbdkit).
+//! No kernel module is needed. Any server with the fixed newstyle negotiation works (qemu-nbd,
+//! nbdkit).
 //!
 //! # How requests map to the protocol
-//! - A flush is `NBD_CMD_FLUSH`. A server without it is refused, except for reading: nothing
+//! - A flush is `NBD_CMD_FLUSH`. A server without flushes is accepted for reading only: nothing
 //!   written to it would ever be known to be durable.
 //! - A FUA write is `NBD_FLAG_FUA`, or a write followed by a flush on a server without that flag.
 //! - Several connections are used only with `NBD_FLAG_CAN_MULTI_CONN`: only then does a flush on
-//!   one connection cover what completed on the others.
+//!   one connection cover writes that completed on the others.
 //! - A trimmed range may read as anything. Zeroing is `NBD_CMD_WRITE_ZEROES`, or a write of zeros.
 //!
 //! # When the connection is lost
@@ -17,31 +17,32 @@
 //! request on every connection fails with [`Error::OutcomeUnknown`]. The file system shuts down,
 //! and the next mount replays the log.
 //!
-//! There is no reconnection. Repeating the requests without a reply would not be enough. A
-//! restarted server may have lost writes that it had acknowledged and not yet flushed, and its next
-//! flush would succeed nevertheless. So the client would have to keep all writes since the last
-//! flush. Nor can the client know when the last write of the old connection lands: it may land
-//! after a repeated write.
+//! The client never reconnects, because repeating the requests without a reply would not suffice. A
+//! restarted server may have lost writes that it had acknowledged but not flushed, and its next
+//! flush would succeed all the same. So the client would have to keep all writes since the last
+//! flush. Nor can the client know when the last write of the old connection reaches the medium: it
+//! may do so after a repeated write.
 //!
 //! # A larger export
-//! A server states the size of an export when a connection begins. So [`Device::room`] connects
-//! once more, and [`Device::grow`] replaces all connections by new ones, without a pause for
-//! requests: those that the old connections have are answered there. This takes a server with
-//! `NBD_FLAG_CAN_MULTI_CONN`, since a flush on a new connection must cover what completed on the
-//! old ones. With any other server the export keeps its size until it is opened again.
+//! A server sends the size of an export when a connection begins. So [`Device::room`] makes another
+//! connection, and [`Device::grow`] replaces all connections by new ones without a pause for
+//! requests: the server still replies to earlier requests on the old connections. The growth needs
+//! a server with `NBD_FLAG_CAN_MULTI_CONN`, because a flush on a new connection must cover writes
+//! that completed on the old ones. With any other server the device keeps its size until it is
+//! opened again.
 //!
 //! # Crash argument
-//! The server's replies are the device's completions. A flush or a FUA write completes only with
-//! the server's success. A reply is matched to its request by a number that is never used twice. A
-//! reply to a write counts only once all bytes of the write are sent. A server that reports success
-//! for data that it has not made durable breaks rule 4 of the device model, and the layers above
-//! cannot detect that.
+//! The server's replies are the device's completions. A flush or a FUA write succeeds only if the
+//! server reports success. A reply is matched to its request by a number that is never used twice.
+//! A reply to a write counts only once all bytes of the write have been sent. A server that reports
+//! success for data that it has not made durable violates rule 4 of the device model, and the
+//! layers above cannot detect that.
 //!
 //! # The lock
-//! The protocol has none. A writer takes a name in the kernel's abstract socket namespace that
-//! stands for the export ([`lock`]). The name keeps out a second writer *on this host*, and readers
-//! that want a lock; such readers in turn keep writers out while they read. Excluding other hosts
-//! is left to the server.
+//! The protocol has no lock. A writer takes a name in the kernel's abstract socket namespace that
+//! stands for the export ([`lock`]). The name excludes a second writer *on this host*, and readers
+//! that ask for the lock; such readers in turn exclude writers while they read. The server must
+//! exclude other hosts.
 
 mod handshake;
 mod link;
@@ -72,14 +73,14 @@ use stream::Stream;
 use wire::*;
 use work::{Job, Kind, Owner, Part, Plan, Waiter};
 
-/// Jobs that may wait for a sender before a submitter waits too.
+/// Number of jobs in the queue from which on submitters wait too.
 const QUEUED_MAX: usize = 4096;
-/// Longest interval between two checks of the time limit by a receiver.
+/// Maximum interval between two checks of the time limit by a receiver.
 const TICK_MAX: Duration = Duration::from_secs(1);
 
 thread_local! {
-    /// Whether this thread serves an NBD device: such a thread must not wait for room in a queue
-    /// that it empties.
+    /// Whether this thread serves an NBD device. Such a thread must not wait for room in a queue
+    /// that it empties itself.
     static SERVING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -89,7 +90,7 @@ pub struct NbdDevice {
     sizes: Sizes,
     stats: DeviceStats,
     read_only: bool,
-    /// Picks the connection of the next synchronous request, round robin.
+    /// Selects the connection of the next synchronous request, round robin.
     next_link: AtomicUsize,
     served: Mutex<Vec<Served>>,
     _lock: Option<lock::Lock>,
@@ -104,14 +105,15 @@ struct Served {
 
 struct Shared {
     name: String,
-    /// As it was when the device was opened; only its size may change.
+    /// The properties of the export when the device was opened; only its size may change later.
     export: Export,
-    /// Those that get new requests. Held for reading while a synchronous request is sent.
+    /// The connections that get new requests. Locked for reading while a synchronous request is
+    /// sent.
     links: RwLock<Vec<Arc<Link>>>,
-    /// Those and the ones that still wait for replies.
+    /// The connections in `links`, and old connections that still wait for replies.
     open_links: Mutex<Vec<Arc<Link>>>,
     state: Mutex<State>,
-    /// Signalled when a job is queued, and at the end.
+    /// Notified when a job is queued, and when the device ends.
     work: Condvar,
     room: Condvar,
 }
@@ -119,14 +121,14 @@ struct Shared {
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
-    /// Jobs that have not completed.
+    /// Number of jobs that have not completed.
     unanswered: usize,
     closed: bool,
     dead: bool,
 }
 
 impl NbdDevice {
-    /// Connects. `options.direct` and `options.io_uring` have no meaning here.
+    /// Connects to the server. Ignores `options.direct` and `options.io_uring`.
     pub fn open(uri: &NbdUri, options: OpenOptions) -> Result<Arc<NbdDevice>> {
         let failed = |why: String| Error::invalid(format!("cannot open {uri}: {why}"));
         let lock = match options.lock {
@@ -180,7 +182,7 @@ impl NbdDevice {
     }
 
     /// Starts the threads of new connections, which get all requests from now on. Returns the
-    /// connections before.
+    /// previous connections.
     fn start(&self, links: Vec<Link>) -> std::io::Result<Vec<Served>> {
         let mut started = Vec::new();
         for link in links.into_iter().map(Arc::new) {
@@ -194,7 +196,8 @@ impl NbdDevice {
             }
         }
         if self.shared.state.lock().dead {
-            // It may have died before the new connections were known.
+            // The device may have died before the new connections were registered, so they are
+            // ended here.
             started.iter().flat_map(|served| served.link.kill()).for_each(|owner| self.shared.lose(owner));
         }
         *self.shared.links.write() = started.iter().map(|served| served.link.clone()).collect();
@@ -205,7 +208,7 @@ impl NbdDevice {
         self.shared.links.read().len()
     }
 
-    /// Sends all parts of an operation from the calling thread.
+    /// Sends all parts of an operation from the calling thread, and waits for each reply.
     fn call(&self, mut plan: Plan, bytes: &[u8], mut buf: Option<&mut IoBuf>) -> Result<()> {
         about_to_wait();
         while let Some(part) = plan.next(&self.shared.export) {
@@ -251,7 +254,7 @@ impl NbdDevice {
         if kind == Kind::Discard { self.can_discard(request.offset, request.op.len()) } else { Ok(()) }
     }
 
-    /// A new connection, and the export as the server describes it now.
+    /// Makes a new connection. Returns it with the export as the server describes it now.
     fn look_again(&self) -> Result<(Link, Export)> {
         let failed = |why: String| Error::invalid(format!("cannot look at {} again: {why}", self.uri));
         let (link, export) = connect(&self.uri).map_err(failed)?;
@@ -276,7 +279,7 @@ impl Served {
         match spawn_named("nbd-receive", move || to.0.serve(|s| s.receiver(&to.1))) {
             Ok(receives) => Ok(Served { link, sends, receives }),
             Err(e) => {
-                // It has sent nothing: no other thread knows the connection.
+                // This connection has sent nothing, and no other thread knows it.
                 let state = shared.state.lock();
                 link.retire();
                 drop(state);
@@ -288,7 +291,7 @@ impl Served {
     }
 }
 
-/// Further connections to an export, as many as it is to have.
+/// Makes further connections to an export, up to the number that the URI allows.
 fn connect_more(uri: &NbdUri, first: Link, export: &Export) -> Result<Vec<Link>, String> {
     let mut links = vec![first];
     while export.can(CAN_MULTI_CONN) && links.len() < uri.connections {
@@ -307,13 +310,14 @@ fn connect_more(uri: &NbdUri, first: Link, export: &Export) -> Result<Vec<Link>,
 fn connect(uri: &NbdUri) -> Result<(Link, Export), String> {
     let stream = Stream::connect(&uri.address, uri.timeout).map_err(|e| e.to_string())?;
     let export = handshake::negotiate(&stream, &uri.export, uri.timeout)?;
-    // The receiver unblocks writes when it gives the connection up.
+    // Writes need no time limit: the receiver unblocks them when it gives the connection up.
     stream.set_timeouts(TICK_MAX.min(uri.timeout / 4), None).map_err(|e| e.to_string())?;
     Ok((Link::new(stream, uri.timeout), export))
 }
 
 impl Shared {
-    /// The body of a thread. Other threads must not wait for one that panicked.
+    /// The body of a thread of a connection. If it panics, the device ends, so that other threads
+    /// do not wait for it.
     fn serve(&self, body: impl FnOnce(&Shared) -> Result<(), String>) {
         SERVING.set(true);
         match catch_unwind(AssertUnwindSafe(|| body(self))) {
@@ -353,7 +357,7 @@ impl Shared {
         }
     }
 
-    /// The next job for a connection; `None` if there will be none.
+    /// Returns the next job for a connection; `None` if there will be none.
     fn next_job(&self, link: &Link) -> Option<Job> {
         let mut state = self.state.lock();
         loop {
@@ -366,7 +370,7 @@ impl Shared {
                 }
                 return Some(job);
             }
-            // A job under way may be queued again with its next part.
+            // While a job has not completed, its next part may be queued, so the thread must wait.
             if state.dead || state.closed && state.unanswered == 0 {
                 return None;
             }
@@ -404,7 +408,7 @@ impl Shared {
         let Answer { part, owner, result } = answer;
         let result = result.map_err(|errno| {
             if errno == libc::ESHUTDOWN {
-                // The server does not recover, and may lose what it had not flushed.
+                // The server does not recover, and may lose what it has not flushed.
                 self.die("the server is shutting down");
             }
             part.failed(errno)
@@ -416,7 +420,7 @@ impl Shared {
         }
     }
 
-    /// Sends the next part of a job, or completes it.
+    /// Queues the next part of a job, or completes the job.
     fn go_on(&self, mut job: Job, part: &Part) {
         job.plan.advance(part);
         if job.plan.next(&self.export).is_none() {
@@ -443,7 +447,8 @@ impl Shared {
 
     fn complete(&self, job: Job, result: Result<()>) {
         let mut state = self.state.lock();
-        // Before the call of the sink: the sink may drop the device, and the drop waits for zero.
+        // Decremented before the sink is called: the sink may drop the device, and the drop waits
+        // until the count is zero.
         state.unanswered -= 1;
         let last = state.closed && state.unanswered == 0;
         drop(state);
@@ -453,7 +458,7 @@ impl Shared {
         job.complete(result);
     }
 
-    /// Ends the device: every request without a reply fails, and so does every later one.
+    /// Ends the device: every request without a reply fails, and so does every later request.
     fn die(&self, why: &str) {
         let mut state = self.state.lock();
         let jobs = std::mem::take(&mut state.jobs);
@@ -470,7 +475,7 @@ impl Shared {
         jobs.into_iter().for_each(|job| self.complete(job, Err(Error::OutcomeUnknown)));
     }
 
-    /// Ends connections that get no new requests, after the replies to their last ones.
+    /// Ends connections that get no new requests, after the replies to their last requests.
     fn retire(&self, served: Vec<Served>) {
         let state = self.state.lock();
         served.iter().for_each(|one| one.link.retire());
@@ -487,8 +492,8 @@ impl Shared {
 
 fn join(thread: JoinHandle<()>) {
     let me = std::thread::current().id();
-    // A completion may drop the last reference to the device on one of its threads, which then ends
-    // by itself.
+    // A completion may drop the last reference to the device on one of its threads. That thread
+    // cannot join itself; it ends by itself.
     if thread.thread().id() != me && thread.join().is_err() {
         tracing::error!("a device thread panicked");
     }

@@ -15,7 +15,7 @@ pub fn open(uri: &str, options: OpenOptions) -> Result<Arc<dyn Device>> {
     crate::open(&Location::parse(Path::new(uri)).unwrap(), options)
 }
 
-/// Servers that live as long as this value.
+/// Servers that run as long as this value lives.
 pub struct Servers {
     pub made: Mutex<Vec<NbdServer>>,
     dir: TempDir,
@@ -26,7 +26,7 @@ impl Servers {
         Servers { dir: tempfile::tempdir().unwrap(), made: Mutex::default() }
     }
 
-    /// Serves a device; returns its URI.
+    /// Serves a device. Returns its URI.
     pub fn serve(&self, device: Arc<dyn Device>, manners: Manners) -> String {
         let mut made = self.made.lock();
         let socket = self.dir.path().join(made.len().to_string());
@@ -42,7 +42,7 @@ impl Servers {
 #[test]
 fn the_contract_is_kept() {
     let honest = Manners::default();
-    // Flags: has flags, flush, FUA, trim, write zeroes, several connections.
+    // The export's flags: has flags, flush, FUA, trim, write zeroes, several connections.
     for manners in [
         honest,
         Manners { structured: false, ..honest },
@@ -56,7 +56,7 @@ fn the_contract_is_kept() {
     }
 }
 
-/// The same tests against foreign servers, which know nothing of this client.
+/// The same tests against other projects' servers, which were not written for this client.
 #[test]
 fn other_peoples_servers_keep_it() {
     for server in [&NBDKIT, &NBDKIT_OLD, &QEMU] {
@@ -73,7 +73,7 @@ fn other_peoples_servers_keep_it() {
 pub struct Server {
     program: &'static str,
     package: &'static str,
-    /// The words SOCKET and IMAGE are replaced.
+    /// The arguments of the command; SOCKET and IMAGE are replaced by paths.
     words: &'static str,
 }
 
@@ -82,7 +82,7 @@ pub const NBDKIT: Server = Server {
     package: "nbdkit",
     words: "--foreground --exit-with-parent --unix SOCKET file IMAGE",
 };
-/// Without structured replies, FUA, trimming and zeroing; a single connection.
+/// A server without structured replies, FUA, trimming and zeroing, with a single connection.
 const NBDKIT_OLD: Server = Server {
     program: "nbdkit",
     package: "nbdkit",
@@ -101,14 +101,14 @@ pub struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The process may have ended by itself.
+        // The process may have ended by itself, so an error is ignored.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 impl Foreign {
-    /// `None` if the server is not installed; the skip is then reported.
+    /// Returns `None` if the server is not installed; the skip is then reported.
     #[track_caller]
     pub fn probe(server: &'static Server) -> Option<Foreign> {
         let found = Command::new(server.program).arg("--version").stdout(Stdio::null()).status().is_ok();
@@ -144,7 +144,8 @@ fn what_a_server_has_flushed_outlives_it() {
     durable(Manners { flags: 1 | 1 << 2, ..Manners::default() });
 }
 
-/// The conformance tests catch a server that reports success for data that it has not made durable.
+/// The conformance tests detect a server that reports success for data that it has not made
+/// durable.
 #[test]
 #[should_panic(expected = "blocks")]
 fn a_server_that_lies_about_flushes_is_caught() {
@@ -174,7 +175,7 @@ fn the_lock_keeps_others_out() {
     let uri = servers.serve(Arc::new(MemDevice::new(SIZE)), Manners::default());
     conformance::one_writer(&|options| open(&uri, options));
     let location = Location::parse(Path::new(&format!("{uri}&timeout=7"))).unwrap();
-    // A process that another test forks holds the lock too, until it calls exec.
+    // A process that another test forks also holds the lock until it calls exec.
     let patient = OpenOptions { lock_wait: Duration::from_secs(60), ..OpenOptions::default() };
     let until_unlocked = std::iter::repeat_with(|| kedge_base::pause(Duration::from_millis(20)));
     assert!(until_unlocked.take(3000).any(|()| crate::is_unlocked(&location).unwrap()));
@@ -210,7 +211,7 @@ fn a_server_without_flush_or_write_access_is_for_reading() {
     }
 }
 
-/// One failed request is one error; the other requests succeed.
+/// One failed request gives one error; all other requests succeed.
 #[test]
 fn errors_of_the_server_reach_those_whom_they_concern() {
     use crate::sim::{FaultPlan, OpKind, SimDevice};
@@ -232,8 +233,8 @@ fn errors_of_the_server_reach_those_whom_they_concern() {
     }
 }
 
-/// After a cut connection, and with a server that falls silent, no thread waits forever, each
-/// buffer is returned, and no request succeeds from then on.
+/// After a cut connection, or with a server that stops replying, no thread waits forever, each
+/// buffer is returned, and every later request fails.
 #[test]
 fn a_lost_server_ends_the_device() {
     let honest = Manners::default();
@@ -268,11 +269,11 @@ fn a_lost_server_ends_the_device() {
     }
 }
 
-/// The server replies to other requests all the time, and forgets one.
+/// The server keeps replying to other requests, and forgets one.
 #[test]
 fn a_request_that_is_forgotten_ends_the_device() {
     let servers = Servers::new();
-    // A single connection.
+    // The server allows a single connection.
     let manners = Manners { forgets: 1, flags: 1 | 1 << 2, ..Manners::default() };
     let uri = servers.serve(Arc::new(MemDevice::new(SIZE)), manners);
     let device = open(&format!("{uri}&timeout=1"), OpenOptions::default()).unwrap();
@@ -288,7 +289,7 @@ fn a_request_that_is_forgotten_ends_the_device() {
     assert!(matches!(flush.join().unwrap(), Err(Error::OutcomeUnknown)));
 }
 
-/// A server that handles each client by `act`.
+/// A server that runs `act` for each client.
 struct Rogue {
     _dir: TempDir,
     uri: String,
@@ -299,11 +300,11 @@ fn rogue(act: impl Fn(&mut UnixStream) -> std::io::Result<()> + Send + 'static) 
     let socket = dir.path().join("socket");
     let listener = UnixListener::bind(&socket).unwrap();
     let serve = move || {
-        // Detached: it ends with the process.
+        // The thread is detached; it ends with the process.
         for stream in listener.incoming() {
             let Ok(mut stream) = stream else { return };
             let _ = act(&mut stream);
-            // Sends nothing more and keeps the connection open.
+            // The server sends nothing more and keeps the connection open.
             let _ = stream.read_to_end(&mut Vec::new());
         }
     };
@@ -335,8 +336,8 @@ fn size_info(min: u32, max: u32) -> Vec<u8> {
 
 const HELLO: &[u8] = b"NBDMAGICIHAVEOPT\0\x03";
 
-/// Whatever a server sends in the negotiation, the client refuses it with a message, within the
-/// time limit.
+/// The client refuses any nonsense that a server sends in the negotiation, with a message and
+/// within the time limit.
 #[test]
 fn a_server_that_negotiates_nonsense_is_refused() {
     let structured = option_reply(OPT_STRUCTURED_REPLY, REP_ACK, &[]);
@@ -400,7 +401,8 @@ fn an_export_that_nobody_serves_is_named() {
     assert!(e.contains(&uri) && e.contains("No such file"), "{e}");
 }
 
-/// Negotiates correctly, reads one request of a device, and replies with these bytes.
+/// Makes a server that negotiates correctly, reads one request of a device, and replies with these
+/// bytes.
 fn answers(structured: bool, bytes: Vec<u8>) -> Rogue {
     rogue(move |stream| {
         let first = match structured {
@@ -409,7 +411,7 @@ fn answers(structured: bool, bytes: Vec<u8>) -> Rogue {
         };
         let ack = option_reply(OPT_GO, REP_ACK, &[]);
         stream.write_all(&[HELLO, &first, &export_info(1 << 20, 1 | 1 << 2), &ack].concat())?;
-        // Flags, two options with their data, the header of the request.
+        // Reads the client's flags, two options with their data, and the header of the request.
         stream.read_exact(&mut [0; 4 + 16 + 16 + 8 + 28])?;
         stream.write_all(&bytes)
     })
@@ -441,8 +443,9 @@ fn hole(offset: u64, len: u32) -> Vec<u8> {
     [offset.to_be_bytes().as_slice(), &len.to_be_bytes()].concat()
 }
 
-/// Each reply that breaks the protocol ends the device, without a panic, a hang or bytes of the
-/// reply in the wrong place. The request is a read of two blocks at block 1.
+/// Each reply that violates the protocol ends the device, without a panic, without a hang, and
+/// without writing bytes of the reply outside of the read's range. The request is a read of two
+/// blocks at block 1.
 #[test]
 fn a_server_that_answers_nonsense_is_given_up() {
     let done = chunk(1, 0, 0, &[]);
@@ -485,7 +488,7 @@ fn a_server_that_answers_nonsense_is_given_up() {
     }
 }
 
-/// Replies that are allowed, though unusual.
+/// Replies that the protocol allows, though they are unusual.
 #[test]
 fn odd_answers_are_understood() {
     let text = [0u8, 0, 0, 28, 0xff, 0xff].iter().copied().chain(*b"no \x1b room").collect::<Vec<_>>();
@@ -524,8 +527,8 @@ fn a_server_that_shuts_down_ends_the_device() {
     assert!(matches!(device.flush(), Err(Error::OutcomeUnknown)));
 }
 
-/// A server may refuse a write before it has read it. The client must not complete the write before
-/// it is sent. The payload is larger than the socket buffers.
+/// A server may refuse a write before it has read the whole write. The client must not complete the
+/// write before all of it is sent. The payload is larger than the socket buffers.
 #[test]
 fn a_write_that_is_answered_early_is_sent_to_its_end() {
     for (error, want) in [(28, Some(libc::ENOSPC)), (0, None)] {
@@ -539,7 +542,7 @@ fn a_write_that_is_answered_early_is_sent_to_its_end() {
     }
 }
 
-/// A reply to a write that the server never reads is not a success.
+/// A reply to a write that the server never reads does not count as success.
 #[test]
 fn a_write_that_is_answered_and_never_read_is_no_success() {
     let rogue = rogue(move |stream| {
@@ -548,7 +551,7 @@ fn a_write_that_is_answered_and_never_read_is_no_success() {
         stream.write_all(&[HELLO, &hello, &export_info(1 << 20, 1 | 1 << 2), &ack].concat())?;
         stream.read_exact(&mut [0; 4 + 16 + 16 + 8 + 28])?;
         stream.write_all(&simple(0, 0, 0))?;
-        // Longer than the client has patience.
+        // Sleeps longer than the client's time limit.
         kedge_base::pause(Duration::from_secs(20));
         Ok(())
     });
@@ -557,12 +560,12 @@ fn a_write_that_is_answered_and_never_read_is_no_success() {
     assert!(matches!(outcome, Err(Error::OutcomeUnknown)), "{outcome:?}");
 }
 
-/// A reader holds a lock while it reads, because a writer would change the image under it.
+/// A reader holds a lock while it reads, because a writer would change the image during the reads.
 #[test]
 fn readers_keep_writers_out_while_they_read() {
     let servers = Servers::new();
     let uri = servers.serve(Arc::new(MemDevice::new(SIZE)), Manners::default());
-    // A process that another test forks holds the locks too, until it calls exec.
+    // A process that another test forks also holds the locks until it calls exec.
     let patient = OpenOptions { lock_wait: Duration::from_secs(60), ..OpenOptions::default() };
     let read_only = OpenOptions { read_only: true, ..patient };
     let (first, second) = (open(&uri, read_only).unwrap(), open(&uri, read_only).unwrap());
@@ -572,7 +575,7 @@ fn readers_keep_writers_out_while_they_read() {
     assert!(matches!(writer(OpenOptions::default()), Err(Error::Busy(_))), "one still reads");
     second.read(0, &mut IoBuf::zeroed(1)).unwrap();
     drop(second);
-    // The refused writer has released the names that it had taken.
+    // The refused writer must have released the names that it had taken.
     let device = open(&uri, patient).unwrap();
     assert!(matches!(writer(OpenOptions { read_only: true, ..OpenOptions::default() }), Err(Error::Busy(_))));
     drop(device);

@@ -1,7 +1,7 @@
 //! A socket on which every wait is bounded.
 //!
-//! Reads wait at most a tick at a time and then check whether to continue; [`Stream::shut`]
-//! unblocks a thread that waits in a write.
+//! A read waits for at most one tick at a time and then checks whether to continue.
+//! [`Stream::shut`] unblocks a thread that waits in a write.
 
 use crate::location::NbdAddress;
 use rustix::fd::{AsFd, BorrowedFd};
@@ -20,7 +20,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// Each address of a host is tried for `limit`.
+    /// Connects. Tries each address of a host for at most `limit`.
     pub fn connect(address: &NbdAddress, limit: Duration) -> io::Result<Stream> {
         match address {
             NbdAddress::Tcp { host, port } => {
@@ -40,7 +40,7 @@ impl Stream {
             }
             NbdAddress::Unix { socket } => {
                 let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-                // Bounds connect(2), which waits while the server's queue is full, and then the
+                // Bounds connect(2), which waits while the server's queue is full, and later the
                 // writes of the handshake.
                 set_socket_timeout(&fd, Timeout::Send, Some(limit))?;
                 connect(&fd, &SocketAddrUnix::new(socket)?)?;
@@ -49,7 +49,7 @@ impl Stream {
         }
     }
 
-    /// Longest wait of a read, and of a write (`None`: forever).
+    /// Sets the maximum wait of a read, and of a write (`None`: no limit).
     pub fn set_timeouts(&self, read: Duration, write: Option<Duration>) -> io::Result<()> {
         match self {
             Stream::Tcp(s) => s.set_read_timeout(Some(read)).and_then(|()| s.set_write_timeout(write)),
@@ -57,9 +57,9 @@ impl Stream {
         }
     }
 
-    /// Ends reads and writes of all threads, current and later ones.
+    /// Ends the reads and writes of all threads, present and future.
     pub fn shut(&self) {
-        // The socket may already be shut down.
+        // An error means that the socket was already shut down.
         let _ = match self {
             Stream::Tcp(s) => s.shutdown(Shutdown::Both),
             Stream::Unix(s) => s.shutdown(Shutdown::Both),
@@ -80,8 +80,8 @@ impl Stream {
         }
     }
 
-    /// Fills `buf`. After each wait, and between the pieces of a reply that trickles in, `go_on`
-    /// may end the read with a reason.
+    /// Fills `buf`. After each wait, and between the pieces of a reply that arrives slowly, calls
+    /// `go_on`, which may end the read with a reason.
     pub fn read_exact(
         &self,
         mut buf: &mut [u8],
@@ -105,11 +105,11 @@ impl Stream {
         Ok(())
     }
 
-    /// Writes header and payload.
+    /// Writes a message's header and payload.
     pub fn write_all(&self, mut head: &[u8], mut payload: &[u8]) -> Result<(), String> {
         while !head.is_empty() || !payload.is_empty() {
             let bufs = [IoSlice::new(head), IoSlice::new(payload)];
-            // SIGPIPE would kill a program that links the library.
+            // NOSIGNAL, because SIGPIPE would kill a program that links the library.
             match sendmsg(self.fd(), &bufs, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL) {
                 Ok(0) => return Err("the connection takes no bytes".into()),
                 Ok(n) => {

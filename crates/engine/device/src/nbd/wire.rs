@@ -1,15 +1,16 @@
-//! The numbers of the NBD protocol, and the headers of its messages as bytes. All are big-endian.
+//! The numbers of the NBD protocol, and the encoding of message headers. All numbers are
+//! big-endian.
 
 /// The first bytes that a server sends.
 pub const NBD_MAGIC: [u8; 8] = *b"NBDMAGIC";
-/// Follows [`NBD_MAGIC`] in the newstyle, and precedes each option of the client.
+/// Follows [`NBD_MAGIC`] in the newstyle negotiation, and precedes each option of the client.
 pub const OPTION_MAGIC: [u8; 8] = *b"IHAVEOPT";
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 
-/// Handshake flags, the same bits in both directions.
+/// Handshake flag; the bits are the same in both directions.
 pub const FIXED_NEWSTYLE: u16 = 1;
 pub const NO_ZEROES: u16 = 2;
 
@@ -18,7 +19,7 @@ pub const OPT_STRUCTURED_REPLY: u32 = 8;
 
 pub const REP_ACK: u32 = 1;
 pub const REP_INFO: u32 = 3;
-/// Replies with this bit refuse the option.
+/// Bit in the type of a reply that refuses the option.
 pub const REP_ERROR: u32 = 1 << 31;
 pub const REP_ERR_UNSUP: u32 = REP_ERROR | 1;
 pub const REP_ERR_POLICY: u32 = REP_ERROR | 2;
@@ -30,7 +31,7 @@ pub const REP_ERR_BLOCK_SIZE_REQD: u32 = REP_ERROR | 8;
 pub const INFO_EXPORT: u16 = 0;
 pub const INFO_BLOCK_SIZE: u16 = 3;
 
-/// Transmission flags: what an export can do.
+/// Transmission flags: the capabilities of an export.
 pub const CAN_READ_ONLY: u16 = 1 << 1;
 pub const CAN_FLUSH: u16 = 1 << 2;
 pub const CAN_FUA: u16 = 1 << 3;
@@ -51,12 +52,12 @@ pub const CHUNK_DONE: u16 = 1;
 pub const CHUNK_NONE: u16 = 0;
 pub const CHUNK_DATA: u16 = 1;
 pub const CHUNK_HOLE: u16 = 2;
-/// Chunks with this bit are errors, all of which begin with the same fields.
+/// Bit in the type of a chunk that reports an error. All such chunks begin with the same fields.
 pub const CHUNK_ERROR: u16 = 1 << 15;
 
-/// Longest text and longest export name of the protocol.
+/// Maximum length in bytes of texts and export names in the protocol.
 pub const TEXT_MAX: usize = 4096;
-/// The payload limit of a server that announces none.
+/// Maximum payload in bytes for a server that announces none.
 pub const PAYLOAD_MAX: u32 = 32 << 20;
 
 pub const REQUEST_BYTES: usize = 28;
@@ -84,9 +85,9 @@ pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// The errno of an error number of the protocol. An unknown number, or a zero where there must be
-/// an error, is an IO error: the protocol's own advice, EINVAL, would look like an error of the
-/// client.
+/// Returns the errno for an error number of the protocol. An unknown number, or a zero where an
+/// error is required, becomes EIO. The protocol recommends EINVAL instead, but that would look like
+/// an error of the client.
 pub fn errno(number: u32) -> i32 {
     match number {
         1 => libc::EPERM,
@@ -101,7 +102,7 @@ pub fn errno(number: u32) -> i32 {
     }
 }
 
-/// A server's text for users: bounded, without control characters.
+/// Returns a server's text for users: bounded in length, without control characters.
 pub fn text(bytes: &[u8]) -> String {
     let shown = &bytes[..bytes.len().min(200)];
     String::from_utf8_lossy(shown).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()

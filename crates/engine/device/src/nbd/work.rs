@@ -1,5 +1,5 @@
-//! Requests in progress: a job is a request of a caller, a part is what one message transfers of
-//! it.
+//! Requests in progress: a job is a request of a caller; a part is the range of the job that one
+//! message covers.
 
 use super::handshake::Export;
 use super::wire::*;
@@ -8,9 +8,9 @@ use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 
-/// Largest range of one request that carries no payload.
+/// Maximum range in bytes of one message without a payload.
 const RANGE_MAX: u64 = 64 << 20;
-/// Sent to a server that cannot zero a range.
+/// The payload of writes for a server that cannot zero a range.
 pub static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// One message to the server.
@@ -20,7 +20,7 @@ pub struct Part {
     pub flags: u16,
     pub offset: u64,
     pub len: u32,
-    /// The payload is [`ZEROS`].
+    /// Whether the payload is taken from [`ZEROS`].
     pub zeros: bool,
 }
 
@@ -38,8 +38,8 @@ impl Part {
         }
     }
 
-    /// The place of a piece of the reply in the part. Both numbers are from the server and may have
-    /// any value.
+    /// Checks that a piece of a reply lies in this part, and returns its offset there. Both numbers
+    /// come from the server and may have any value.
     pub fn inside(&self, offset: u64, len: u32) -> Result<u32, String> {
         let at = offset.checked_sub(self.offset).and_then(|at| u32::try_from(at).ok());
         let is_inside = |at: &u32| len > 0 && at.checked_add(len).is_some_and(|end| end <= self.len);
@@ -74,14 +74,14 @@ impl Plan {
         Plan { op, offset, len, done: 0, flushed: false }
     }
 
-    /// The next part; `None` if the operation is complete.
+    /// Returns the next part; `None` if the operation is complete.
     pub fn next(&self, export: &Export) -> Option<Part> {
         let left = self.len - self.done;
         if self.op == Kind::Flush {
             return (!self.flushed).then_some(Part::FLUSH);
         }
         if left == 0 {
-            // Without FUA on the server a FUA write is a write and a flush.
+            // If the server has no FUA, a FUA write is a write followed by a flush.
             let emulate = self.op == Kind::Write { fua: true } && !export.can(CAN_FUA) && self.len > 0;
             return (emulate && !self.flushed).then_some(Part::FLUSH);
         }
@@ -100,7 +100,7 @@ impl Plan {
         Some(Part { command, flags, offset: self.offset + self.done, len: len as u32, zeros })
     }
 
-    /// Accounts for a part that succeeded.
+    /// Records that a part has succeeded.
     pub fn advance(&mut self, part: &Part) {
         match part.command {
             CMD_FLUSH => self.flushed = true,
@@ -108,7 +108,7 @@ impl Plan {
         }
     }
 
-    /// The place of this part in the buffer.
+    /// Returns the range of the buffer for this part.
     pub fn range(&self, part: &Part) -> std::ops::Range<usize> {
         let from = (part.offset - self.offset) as usize;
         from..from + part.len as usize
@@ -150,7 +150,7 @@ impl Job {
         }
     }
 
-    /// The bytes that follow the header of a message.
+    /// Returns the payload of a part's message.
     pub fn payload(&self, part: &Part) -> &[u8] {
         match (&self.request.op, part.command) {
             (_, CMD_WRITE) if part.zeros => &ZEROS[..part.len as usize],
@@ -160,7 +160,7 @@ impl Job {
     }
 }
 
-/// Where a thread waits for the reply to its one message.
+/// A thread that waits for the reply to one message.
 #[derive(Default)]
 pub struct Waiter {
     answer: Mutex<Option<(Result<()>, Option<IoBuf>)>>,
@@ -179,15 +179,15 @@ impl Waiter {
     }
 }
 
-/// Where the reply to a message is delivered.
+/// The receiver of the reply to a message.
 pub enum Owner {
     Job(Box<Job>),
-    /// A waiting thread; for a read, its buffer and the offset of the part in it.
+    /// A waiting thread; for a read also its buffer, and the offset of the part in the buffer.
     Waiter(Arc<Waiter>, Option<(IoBuf, usize)>),
 }
 
 impl Owner {
-    /// Where a read's bytes are written.
+    /// Returns the bytes of the buffer that a read fills.
     pub fn room(&mut self, part: &Part) -> &mut [u8] {
         match self {
             Owner::Job(job) => {
@@ -209,24 +209,24 @@ impl Waiter {
     }
 }
 
-/// The bytes of a read that have arrived. A server may send them in pieces, in any order, each
-/// once.
+/// The ranges of a read that have arrived. A server may send the bytes in pieces, in any order,
+/// each byte once.
 #[derive(Default)]
 pub struct Coverage {
-    /// Sorted, neither overlapping nor adjacent.
+    /// Sorted (start, end) ranges, neither overlapping nor adjacent.
     pieces: Vec<(u32, u32)>,
     chunks: u32,
 }
 
 impl Coverage {
-    /// Counts a chunk. A server may send many small chunks, but not without a limit.
+    /// Counts a chunk. A server may send many small chunks, but only up to a limit.
     pub fn count(&mut self, part: &Part) -> Result<(), String> {
         self.chunks = self.chunks.saturating_add(1);
         let most = part.len / 512 + 8;
         if self.chunks > most { Err("the server splits a reply into too many chunks".into()) } else { Ok(()) }
     }
 
-    /// Adds a piece by its offset in the part.
+    /// Adds a piece at offset `from` in the part.
     pub fn add(&mut self, from: u32, len: u32) -> Result<(), String> {
         let to = from.checked_add(len).ok_or("the server sends bytes that were not requested")?;
         let at = self.pieces.partition_point(|piece| piece.1 < from);

@@ -6,7 +6,7 @@ fn export(flags: u16) -> Export {
     Export { size: 1 << 30, flags, payload_max: 2 * B, structured: true }
 }
 
-/// Command, flags, offset and length of each message.
+/// Returns command, flags, offset and length of each message.
 fn parts(op: Kind, offset: u64, len: u64, flags: u16) -> Vec<(u16, u16, u64, u32)> {
     let mut plan = Plan::new(op, offset, len);
     let mut parts = Vec::new();
@@ -49,11 +49,11 @@ fn a_read_is_whole_when_each_byte_came_once() {
     coverage.add(2 * B, B).unwrap();
     assert!(coverage.is_whole(&part));
     let many = (0..1000).flat_map(|_| coverage.count(&part)).count();
-    assert_eq!(many, 40, "a server cannot go on for ever");
+    assert_eq!(many, 40, "the number of chunks is bounded");
 }
 
-/// In a build without overflow checks such a sum wraps to a small number, which lies inside of the
-/// part.
+/// In a build without overflow checks the sum would wrap to a small number, which lies inside of
+/// the part.
 #[test]
 fn a_piece_whose_end_overflows_is_outside() {
     let part = Part { command: CMD_READ, flags: 0, offset: u64::from(B), len: 2 * B, zeros: false };

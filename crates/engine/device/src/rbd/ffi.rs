@@ -1,9 +1,9 @@
-//! librados and librbd, loaded at run time: nothing is linked, and no development package is
-//! needed.
+//! librados and librbd, loaded at run time: the program does not link them, and building it needs
+//! no development package.
 //!
-//! All unsafe code of the RBD device is here. The types that this module exports are safe: handles
-//! are closed in the order that the libraries require, and a buffer that the library uses belongs
-//! to this module until the library has completed the operation.
+//! All unsafe code of the RBD device is in this module. The types that it exports are safe: handles
+//! are closed in the order that the libraries require, and a buffer that a library uses belongs to
+//! this module until the library has completed the operation.
 
 #![allow(unsafe_code)]
 
@@ -18,10 +18,11 @@ use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 
 type Ptr = *mut c_void;
-/// Calls of one kind: `(name, library)` become fields of [`Api`].
+/// Defines [`Api`] and its loading: each `(name, library)` group of function declarations becomes
+/// fields of [`Api`].
 macro_rules! api {
     ($( $lib:ident { $( fn $name:ident($($arg:ty),*) -> $ret:ty; )* } )*) => {
-        /// The functions of the libraries that are used.
+        /// The functions of the libraries that this module calls.
         #[derive(Clone, Copy)]
         struct Api { $($( $name: unsafe extern "C" fn($($arg),*) -> $ret, )*)* }
 
@@ -30,9 +31,9 @@ macro_rules! api {
                 $( let $lib = open_library(stringify!($lib))?; )*
                 Ok(Api { $($( $name: {
                     let symbol = find($lib, stringify!($lib), stringify!($name))?;
-                    // SAFETY: the symbol is the function of that name in the library's public C
-                    // interface, whose signature is the one written here. The library is never
-                    // unloaded.
+                    // SAFETY: `symbol` is the function of that name in the library's public C
+                    // interface, and its signature is the one written here. The library is never
+                    // unloaded, so the pointer stays valid.
                     unsafe { std::mem::transmute::<Ptr, unsafe extern "C" fn($($arg),*) -> $ret>(symbol) }
                 }, )*)* })
             }
@@ -91,16 +92,16 @@ api! {
 const EXCLUSIVE: c_int = 0;
 /// `EVENT_TYPE_EVENTFD`.
 const EVENTFD: c_int = 2;
-/// Layering, exclusive lock, object map, fast diff, deep flatten.
+/// Feature bits of new images: layering, exclusive lock, object map, fast diff, deep flatten.
 const FEATURES: u64 = 61;
-/// Completions taken at a time.
+/// Maximum number of completions taken at a time.
 const REAP_MAX: usize = 64;
-/// Longest text of an image's metadata that is read.
+/// Maximum length in bytes of a text that is read from an image's metadata.
 const METADATA_MAX: usize = 512;
-/// The number of owners that an exclusive lock can have, plus one.
+/// Room for the owners of a lock: an exclusive lock has at most one; the other element is spare.
 const OWNERS_MAX: usize = 2;
 
-/// Below this size librbd ignores discards.
+/// Length in bytes below which librbd ignores a discard.
 pub const DISCARD_BYTES_MIN: u64 = 64 << 10;
 
 fn open_library(name: &str) -> Result<Ptr, String> {
@@ -108,14 +109,15 @@ fn open_library(name: &str) -> Result<Ptr, String> {
         "rados" => (c"librados.so.2", "librados2"),
         _ => (c"librbd.so.1", "librbd1"),
     };
-    // SAFETY: the name is a C string; the library's constructors are Ceph's own.
+    // SAFETY: the name is a NUL-terminated string. The constructors that dlopen runs are Ceph's
+    // own.
     let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW) };
     if handle.is_null() {
-        // SAFETY: null, or a C string that belongs to this thread until its next call of the
-        // loader.
+        // SAFETY: dlerror returns null or a NUL-terminated string, which stays valid until this
+        // thread's next call of the loader.
         let why = unsafe { libc::dlerror().cast_const().as_ref().map(|text| CStr::from_ptr(text)) };
         let why = why.map_or("no reason is known".into(), CStr::to_string_lossy);
-        // The loader's message begins with the name.
+        // The loader's message begins with the library's name.
         return Err(format!("{why} (apt-get install {package})"));
     }
     Ok(handle)
@@ -123,7 +125,8 @@ fn open_library(name: &str) -> Result<Ptr, String> {
 
 fn find(library: Ptr, name: &str, symbol: &str) -> Result<Ptr, String> {
     let text = CString::new(symbol).expect("names of functions have no zero byte");
-    // SAFETY: the handle came from dlopen and is never closed; the name is a C string.
+    // SAFETY: dlopen returned the handle, which is never closed; the name is a NUL-terminated
+    // string.
     let found = unsafe { libc::dlsym(library, text.as_ptr()) };
     if found.is_null() {
         return Err(format!("lib{name} is too old: it has no {symbol} (that of Ceph 16 has)"));
@@ -137,7 +140,7 @@ fn api() -> Result<Api, String> {
 }
 
 fn c_string(text: &str) -> CString {
-    // Locations contain no zero byte.
+    // Texts of locations contain no NUL byte, so nothing is lost.
     CString::new(text.replace('\0', "")).expect("there is no zero byte any more")
 }
 
@@ -152,12 +155,12 @@ pub struct Pool {
     ioctx: Ptr,
 }
 
-// SAFETY: librados' and librbd's handles may be used from all threads at once (rados/librados.h).
+// SAFETY: librados and librbd allow all threads to use a handle at once (rados/librados.h).
 unsafe impl Send for Pool {}
-// SAFETY: as above.
+// SAFETY: librados and librbd allow all threads to use a handle at once (rados/librados.h).
 unsafe impl Sync for Pool {}
 
-/// What to connect to.
+/// The parameters of a connection.
 pub struct Cluster<'a> {
     pub conf: Option<&'a str>,
     pub id: &'a str,
@@ -171,14 +174,14 @@ impl Pool {
         let said = |what: &str, errno: i32| format!("{what}: {}", std::io::Error::from_raw_os_error(errno));
         let mut cluster = null_mut();
         let id = c_string(to.id);
-        // SAFETY: out pointer and C string are valid for the call.
+        // SAFETY: the out pointer and the C string are valid for the call.
         check(unsafe { (api.rados_create)(&raw mut cluster, id.as_ptr()) })
             .map_err(|e| said("make a client", e))?;
         let mut pool = Pool { api, cluster, ioctx: null_mut() };
         let file = to.conf.map(c_string);
         let path = file.as_ref().map_or(null(), |file| file.as_ptr());
-        // SAFETY: the cluster's handle is live until `pool` is dropped; null selects the default
-        // paths.
+        // SAFETY: the cluster's handle is valid until `pool` is dropped; a null path selects the
+        // default paths.
         check(unsafe { (api.rados_conf_read_file)(cluster, path) })
             .map_err(|e| said(&format!("read {}", to.conf.unwrap_or("ceph.conf")), e))?;
         let secs = to.timeout_secs.to_string();
@@ -189,29 +192,32 @@ impl Pool {
             ("client_mount_timeout", &secs),
         ] {
             let (name, value) = (c_string(name), c_string(value));
-            // SAFETY: live handle, C strings that outlive the call.
+            // SAFETY: the cluster's handle is valid until `pool` is dropped; the C strings outlive
+            // the call.
             check(unsafe { (api.rados_conf_set)(cluster, name.as_ptr(), value.as_ptr()) })
                 .map_err(|e| said(&format!("set {}", name.to_string_lossy()), e))?;
         }
-        // SAFETY: live handle.
+        // SAFETY: the cluster's handle is valid until `pool` is dropped.
         check(unsafe { (api.rados_connect)(cluster) })
             .map_err(|e| said(&format!("connect as client.{}", to.id), e))?;
         let name = c_string(to.pool);
-        // SAFETY: connected handle, C string, out pointer into `pool`.
+        // SAFETY: the cluster's handle is connected; the C string outlives the call; the out
+        // pointer refers to a field of `pool`.
         check(unsafe { (api.rados_ioctx_create)(cluster, name.as_ptr(), &raw mut pool.ioctx) })
             .map_err(|e| said(&format!("open pool {:?}", to.pool), e))?;
         Ok(pool)
     }
 
-    /// Makes an image.
+    /// Creates an image of `size` bytes.
     pub fn create(&self, image: &str, size: u64) -> Result<(), i32> {
         let (name, mut order) = (c_string(image), 22);
-        // SAFETY: live pool, C string, in and out pointer to an int.
+        // SAFETY: the pool's handle is valid until `self` is dropped; the C string and the target
+        // of the in-out pointer outlive the call.
         check(unsafe { (self.api.rbd_create2)(self.ioctx, name.as_ptr(), size, FEATURES, &raw mut order) })
     }
 
-    /// Blocks a client from the cluster for a year, and waits until this client knows the OSD map
-    /// with that entry.
+    /// Blocks a client from the cluster for a year, and waits until this client has an OSD map with
+    /// that entry.
     pub fn blocklist(&self, address: &str) -> Result<(), String> {
         let quoted = address.replace('\\', "\\\\").replace('"', "\\\"");
         let command = c_string(&format!(
@@ -219,7 +225,8 @@ impl Pool {
         ));
         let commands = [command.as_ptr()];
         let (mut out, mut out_len, mut status, mut status_len) = (null_mut(), 0, null_mut(), 0);
-        // SAFETY: live handle, one C string, no input, and out pointers for two buffers.
+        // SAFETY: the cluster's handle is valid until `self` is dropped. The arguments are one C
+        // string, no input, and out pointers for two buffers, all of which outlive the call.
         let code = unsafe {
             (self.api.rados_mon_command)(
                 self.cluster,
@@ -234,35 +241,36 @@ impl Pool {
             )
         };
         for buffer in [out, status].into_iter().filter(|buffer| !buffer.is_null()) {
-            // SAFETY: the library allocated the buffer for the caller, which does not use it
-            // afterwards.
+            // SAFETY: the library allocated the buffer for the caller and does not use it any more.
             unsafe { (self.api.rados_buffer_free)(buffer) };
         }
         let said = |e: i32| std::io::Error::from_raw_os_error(e).to_string();
         check(code).map_err(|e| format!("cannot fence {address}: {}", said(e)))?;
-        // SAFETY: live handle.
+        // SAFETY: the cluster's handle is valid until `self` is dropped.
         check(unsafe { (self.api.rados_wait_for_latest_osdmap)(self.cluster) }).map_err(said)
     }
 
-    /// Opens an image; read-only if `read_only` is set or if it is a snapshot.
+    /// Opens an image. It is read-only if `read_only` is set or if it is a snapshot.
     pub fn open(self, image: &str, snapshot: Option<&str>, read_only: bool) -> Result<Image, i32> {
         let (name, snapshot) = (c_string(image), snapshot.map(c_string));
         let snap = snapshot.as_ref().map_or(null(), |snap| snap.as_ptr());
         let open = if read_only { self.api.rbd_open_read_only } else { self.api.rbd_open };
         let mut handle = null_mut();
-        // SAFETY: live pool, C strings or null, out pointer.
+        // SAFETY: the pool's handle is valid until `self` is dropped; the C strings (or null) and
+        // the out pointer are valid for the call.
         check(unsafe { open(self.ioctx, name.as_ptr(), &raw mut handle, snap) })?;
         let events = rustix::event::eventfd(0, EventfdFlags::CLOEXEC);
         let events = match events {
             Ok(events) => events,
             Err(e) => {
-                // SAFETY: the handle was just opened and is not used afterwards.
+                // SAFETY: the handle was just opened, and nothing uses it after this call.
                 unsafe { (self.api.rbd_close)(handle) };
                 return Err(e.raw_os_error());
             }
         };
         let image = Image { handle, events, flights: Mutex::default(), pool: self };
-        // SAFETY: live image; the descriptor is closed after the image, by the order of its fields.
+        // SAFETY: the image is open. The event descriptor is closed after the image, because of the
+        // order of the fields.
         check(unsafe {
             (image.pool.api.rbd_set_image_notification)(image.handle, image.events.as_raw_fd(), EVENTFD)
         })?;
@@ -272,8 +280,8 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: the images of the pool are closed, since each image owns the pool; each handle
-        // ends once, the pool's before its cluster's.
+        // SAFETY: all images of the pool are closed, because each image owns its pool. Each handle
+        // is destroyed once, the pool's before its cluster's.
         unsafe {
             if !self.ioctx.is_null() {
                 (self.api.rados_ioctx_destroy)(self.ioctx);
@@ -287,14 +295,14 @@ impl Drop for Pool {
 pub struct Image {
     handle: Ptr,
     events: OwnedFd,
-    /// Operations that the library has, by token. Their buffers do not move.
+    /// The operations that the library has not completed, by token. Their buffers do not move.
     flights: Mutex<HashMap<u64, Op>>,
     pub pool: Pool,
 }
 
-// SAFETY: see `Pool`.
+// SAFETY: librados and librbd allow all threads to use a handle at once (see `Pool`).
 unsafe impl Send for Image {}
-// SAFETY: see `Pool`.
+// SAFETY: librados and librbd allow all threads to use a handle at once (see `Pool`).
 unsafe impl Sync for Image {}
 
 /// An operation that the library has completed.
@@ -311,28 +319,28 @@ impl Image {
 
     pub fn size(&self) -> Result<u64, i32> {
         let mut size = 0;
-        // SAFETY: live image, out pointer.
+        // SAFETY: the image is open until `self` is dropped; the out pointer is valid for the call.
         check(unsafe { (self.api().rbd_get_size)(self.handle, &raw mut size) })?;
         Ok(size)
     }
 
-    /// Makes the image larger, or smaller: what lies beyond the new end is lost. Waits until it is
-    /// done.
+    /// Changes the size of the image to `size` bytes. Everything beyond a smaller size is lost.
+    /// Returns when the change is complete.
     pub fn resize(&self, size: u64) -> Result<(), i32> {
-        // SAFETY: live image.
+        // SAFETY: the image is open until `self` is dropped.
         check(unsafe { (self.api().rbd_resize)(self.handle, size) })
     }
 
     pub fn features(&self) -> Result<u64, i32> {
         let mut features = 0;
-        // SAFETY: live image, out pointer.
+        // SAFETY: the image is open until `self` is dropped; the out pointer is valid for the call.
         check(unsafe { (self.api().rbd_get_features)(self.handle, &raw mut features) })?;
         Ok(features)
     }
 
     pub fn set_metadata(&self, name: &str, value: &str) -> Result<(), i32> {
         let (name, value) = (c_string(name), c_string(value));
-        // SAFETY: live image, C strings.
+        // SAFETY: the image is open until `self` is dropped; the C strings outlive the call.
         check(unsafe { (self.api().rbd_metadata_set)(self.handle, name.as_ptr(), value.as_ptr()) })
     }
 
@@ -340,7 +348,8 @@ impl Image {
         let name = c_string(name);
         let mut value = [0u8; METADATA_MAX];
         let mut len = value.len();
-        // SAFETY: live image, C string, a buffer of `len` bytes and a pointer to that number.
+        // SAFETY: the image is open until `self` is dropped. The C string, the buffer of `len`
+        // bytes and the pointer to `len` are valid for the call.
         let code = unsafe {
             (self.api().rbd_metadata_get)(self.handle, name.as_ptr(), value.as_mut_ptr().cast(), &raw mut len)
         };
@@ -349,10 +358,11 @@ impl Image {
         Some(text.to_string_lossy().chars().filter(|c| !c.is_control()).collect())
     }
 
-    /// The client address of the lock's owner.
+    /// Returns the client address of the lock's owner.
     pub fn lock_owner(&self) -> Result<Option<String>, i32> {
         let (mut mode, mut owners, mut count) = (0, [null_mut(); OWNERS_MAX], OWNERS_MAX);
-        // SAFETY: live image, an array of `count` pointers and a pointer to that number.
+        // SAFETY: the image is open until `self` is dropped. The array of `count` pointers and the
+        // pointer to `count` are valid for the call.
         let code = unsafe {
             (self.api().rbd_lock_get_owners)(self.handle, &raw mut mode, owners.as_mut_ptr(), &raw mut count)
         };
@@ -361,67 +371,71 @@ impl Image {
             other => other?,
         }
         let count = count.min(OWNERS_MAX);
-        // SAFETY: the library has filled `count` pointers with C strings.
+        // SAFETY: the library has filled `count` pointers with NUL-terminated strings.
         let owner = owners[..count].first().map(|one| unsafe { CStr::from_ptr(*one) });
         let owner = owner.map(|text| text.to_string_lossy().into_owned());
-        // SAFETY: the strings belong to the library, and have been copied.
+        // SAFETY: the library allocated the strings, which have been copied and are not used any
+        // more.
         unsafe { (self.api().rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count) };
         Ok(owner)
     }
 
     pub fn lock(&self) -> Result<(), i32> {
-        // SAFETY: live image.
+        // SAFETY: the image is open until `self` is dropped.
         check(unsafe { (self.api().rbd_lock_acquire)(self.handle, EXCLUSIVE) })
     }
 
     pub fn unlock(&self) -> Result<(), i32> {
-        // SAFETY: live image.
+        // SAFETY: the image is open until `self` is dropped.
         check(unsafe { (self.api().rbd_lock_release)(self.handle) })
     }
 
     pub fn break_lock(&self, owner: &str) -> Result<(), i32> {
         let owner = c_string(owner);
-        // SAFETY: live image, C string.
+        // SAFETY: the image is open until `self` is dropped; the C string outlives the call.
         check(unsafe { (self.api().rbd_lock_break)(self.handle, EXCLUSIVE, owner.as_ptr()) })
     }
 
-    /// Does an operation in the calling thread.
+    /// Reads in the calling thread.
     pub fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<(), i32> {
         let bytes = buf.as_mut_bytes();
-        // SAFETY: live image; the buffer is borrowed for the call, which writes at most its length.
+        // SAFETY: the image is open until `self` is dropped. The buffer is borrowed for the call,
+        // which writes at most its length.
         let n = unsafe { (self.api().rbd_read)(self.handle, offset, bytes.len(), bytes.as_mut_ptr().cast()) };
         whole(n, bytes.len())
     }
 
     pub fn write(&self, offset: u64, buf: &IoBuf) -> Result<(), i32> {
         let bytes = buf.as_bytes();
-        // SAFETY: live image; the buffer lives during the call, which reads its length.
+        // SAFETY: the image is open until `self` is dropped. The buffer is borrowed for the call,
+        // which reads at most its length.
         let n = unsafe { (self.api().rbd_write)(self.handle, offset, bytes.len(), bytes.as_ptr().cast()) };
         whole(n, bytes.len())
     }
 
     pub fn flush(&self) -> Result<(), i32> {
-        // SAFETY: live image.
+        // SAFETY: the image is open until `self` is dropped.
         check(unsafe { (self.api().rbd_flush)(self.handle) })
     }
 
     pub fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), i32> {
-        // SAFETY: live image.
+        // SAFETY: the image is open until `self` is dropped.
         let n = unsafe { (self.api().rbd_write_zeroes)(self.handle, offset, len as usize, 0, 0) };
         if n < 0 { Err(-n as i32) } else { Ok(()) }
     }
 
     pub fn discard(&self, offset: u64, len: u64) -> Result<(), i32> {
-        // SAFETY: live image.
+        // SAFETY: the image is open until `self` is dropped.
         check(unsafe { (self.api().rbd_discard)(self.handle, offset, len) })
     }
 
-    /// Starts an operation, which [`Image::landed`] returns under its token. Returns the operation
-    /// if it cannot be started.
+    /// Starts an operation. [`Image::landed`] returns the operation with its token when it
+    /// completes. If the operation cannot be started, returns it with the error.
     pub fn start(&self, token: u64, offset: u64, op: Op) -> Result<(), (i32, Op)> {
         let api = self.api();
         let mut completion = null_mut();
-        // SAFETY: no callback; the argument is a number that is never dereferenced; out pointer.
+        // SAFETY: there is no callback; the argument is a number that the library never
+        // dereferences; the out pointer is valid for the call.
         let made = unsafe { (api.rbd_aio_create_completion)(token as Ptr, None, &raw mut completion) };
         if let Err(errno) = check(made) {
             return Err((errno, op));
@@ -429,9 +443,10 @@ impl Image {
         let mut flights = self.flights.lock();
         let op = flights.entry(token).insert_entry(op).into_mut();
         let image = self.handle;
-        // SAFETY: live image and completion. A buffer that the library gets belongs to an operation
-        // in `flights`, whose heap memory stays where it is and is not touched until the completion
-        // has been taken; if the image is closed before, closing waits for the library to be done.
+        // SAFETY: image and completion are valid. A buffer that the library gets belongs to an
+        // operation in `flights`: its heap memory does not move, and nothing accesses it until the
+        // completion has been taken. If the image is closed before that, closing waits until the
+        // library has finished.
         let started = unsafe {
             match op {
                 Op::Read(buf) => {
@@ -453,7 +468,7 @@ impl Image {
         };
         check(started).map_err(|errno| {
             let op = flights.remove(&token).expect("just put there, under the same lock");
-            // SAFETY: the library did not take the completion.
+            // SAFETY: the library did not accept the completion, so it is released here, once.
             unsafe { (api.rbd_aio_release)(completion) };
             (errno, op)
         })
@@ -469,7 +484,8 @@ impl Image {
         let mut landed = Vec::new();
         loop {
             let mut completions = [null_mut(); REAP_MAX];
-            // SAFETY: live image, an array of that many pointers.
+            // SAFETY: the image is open until `self` is dropped. The array has the number of
+            // pointers that is passed with it.
             let found = unsafe {
                 (self.api().rbd_poll_io_events)(self.handle, completions.as_mut_ptr(), REAP_MAX as c_int)
             };
@@ -484,8 +500,8 @@ impl Image {
 
     fn land(&self, completion: Ptr) -> Option<Landed> {
         let api = self.api();
-        // SAFETY: a completion that the library has just handed out is complete; it is released
-        // once.
+        // SAFETY: the library has just returned this completion, so it is complete. It is released
+        // once, here.
         let (token, code) = unsafe {
             let told = ((api.rbd_aio_get_arg)(completion) as u64, (api.rbd_aio_get_return_value)(completion));
             (api.rbd_aio_release)(completion);
@@ -494,7 +510,7 @@ impl Image {
         let op = self.flights.lock().remove(&token)?;
         let result = match &op {
             _ if code < 0 => Err(-code as i32),
-            // A short read is a read beyond the end of an image that has shrunk.
+            // A short read means that the image has shrunk and the read extends beyond its end.
             Op::Read(buf) => whole(code, buf.len()),
             _ => Ok(()),
         };
@@ -519,7 +535,8 @@ fn whole(code: isize, len: usize) -> Result<(), i32> {
 
 impl Drop for Image {
     fn drop(&mut self) {
-        // SAFETY: the handle ends once, here. The call waits for the operations in flight; the
+        // SAFETY: the handle is closed once, here. The call waits for the operations in flight;
+        // their buffers and the event descriptor are freed after it.
         // buffers and the event descriptor are freed after it.
         unsafe { (self.api().rbd_close)(self.handle) };
     }

@@ -1,40 +1,42 @@
 //! A RADOS block device: the image is served by a Ceph cluster.
 //!
-//! librados and librbd are loaded when the first image is opened ([`ffi`]); nothing is linked. Each
-//! device is a client of its own, so that fencing it fences nothing else.
+//! librados and librbd are loaded when the first image is opened ([`ffi`]); the program does not
+//! link them. Each device is a separate client, so that fencing one device fences nothing else.
 //!
 //! # How requests map to the library
-//! - Its cache is off, because it made small durable writes slower. So a completed write is on the
-//!   OSDs; a flush still calls the library, which knows what it has not sent.
+//! - The library's cache is off, because it made small durable writes slower. So a completed write
+//!   is on the OSDs. A flush still calls the library, because only the library knows what it has
+//!   not sent.
 //! - There are no FUA writes: a FUA write is a write followed by a flush.
-//! - A discard below 64 KiB, which the library would ignore, writes zeros.
-//! - Batches are asynchronous. One thread of each device delivers completions; the synchronous
-//!   interface calls the library in the caller's thread.
+//! - A discard of less than 64 KiB writes zeros, because the library would ignore it.
+//! - Batches are asynchronous. Each device has one thread that delivers completions; the
+//!   synchronous interface calls the library in the caller's thread.
 //!
 //! # One writer
-//! A writer holds the image's exclusive lock, and stores its host and process beside it. The lock
-//! is taken from an owner only with `takeover`, and only after the owner is fenced:
+//! A writer holds the image's exclusive lock, and stores its host and process in the image's
+//! metadata. The lock is taken from an owner only with `takeover`, and only after the owner is
+//! fenced:
 //! 1. read the owner of the lock;
 //! 2. add the owner's address to the cluster's blocklist, for a year. The entry that breaking a
-//!    lock adds by itself lasts an hour, so a process that was stopped for longer would write
+//!    lock adds by itself lasts an hour, so a process that was stopped for longer could write
 //!    again;
 //! 3. wait until this client has an OSD map with the entry. OSDs refuse a client's operations from
-//!    the first map on that lists it, and this client's operations carry the epoch of its map: an
-//!    OSD with an older map fetches the newer one before it serves them;
+//!    the first map on that contains the entry. This client's operations carry the epoch of its
+//!    map, so an OSD with an older map fetches the newer map before it serves them;
 //! 4. break the lock and take it.
 //!
-//! So a write of the old owner lands before the first read of the new owner, or is refused. The log
-//! is replayed after step 4.
+//! So a write of the old owner either completes before the first read of the new owner, or is
+//! refused. The log is replayed after step 4.
 //!
-//! A reader takes no lock of the library: a shared lock would remain after its process is killed.
-//! Instead it reads the lock's owner when it opens the image, and between reads at least once a
-//! second. If the lock has an owner, the reader's device ends as if it were fenced, because what it
-//! has read so far and what it would read from then on need not belong to one moment.
+//! A reader does not take the library's lock: a shared lock would remain after the reader's process
+//! is killed. Instead the reader reads the lock's owner when it opens the image, and between reads
+//! at least once a second. If the lock has an owner, the reader's device ends as if it were fenced,
+//! because its earlier reads and later reads may be from different states of the image.
 //!
 //! # The size
-//! An image is extended and truncated as a file is: the owner of the lock changes its size, which
-//! is durable when the call returns. An image that has been enlarged by other means is left as it
-//! is.
+//! An image is extended and truncated like a file: the owner of the lock changes the image's size,
+//! and the change is durable when the call returns. An image that was enlarged by other means keeps
+//! its size.
 //!
 //! # Errors that end the device
 //! `ESHUTDOWN` or `EROFS` mean that this client was fenced or has lost the lock: from then on every
@@ -60,23 +62,23 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Operations that the library has at a time.
+/// Maximum number of operations in the library at a time.
 const DEPTH: usize = 64;
-/// Jobs that wait before a submitter waits too.
+/// Number of waiting jobs from which on submitters wait too.
 const QUEUED_MAX: usize = 4096;
 /// The feature bit of the exclusive lock.
 const EXCLUSIVE_LOCK: u64 = 4;
-/// The key in the image's metadata under which the owner of the lock describes itself.
+/// The key in the image's metadata with a description of the lock's owner.
 const OWNER: &str = "kedgefs.owner";
 const LOCK_PAUSE: Duration = Duration::from_millis(100);
-/// Longest time that a reader reads without checking the lock again.
+/// Maximum time for which a reader reads without checking the lock.
 const LOCK_CHECK: Duration = Duration::from_secs(1);
-/// Attempts to take a lock that was just broken.
+/// Number of attempts to take a lock that was just broken.
 const TAKE_TRIES: u32 = 50;
 
 thread_local! {
-    /// Whether this thread serves an RBD device: such a thread must not wait for room in a queue
-    /// that it empties.
+    /// Whether this thread serves an RBD device. Such a thread must not wait for room in a queue
+    /// that it empties itself.
     static SERVING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -85,14 +87,14 @@ pub struct RbdDevice {
     sizes: Sizes,
     stats: DeviceStats,
     read_only: bool,
-    /// Checks the lock for a reader that was asked to respect it.
+    /// Checks the lock, for a reader that was opened with the option to respect it.
     watch: Option<LockWatch>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Checks whether the image has a writer.
+/// Checks periodically whether the image has a writer.
 struct LockWatch {
-    /// A second handle: the owner of the lock cannot be read through a read-only handle.
+    /// A second, writable handle: a read-only handle cannot read the owner of the lock.
     asked: Image,
     clock: SystemClock,
     next: Mutex<Duration>,
@@ -100,7 +102,7 @@ struct LockWatch {
 
 struct Shared {
     name: String,
-    /// Present until the drop.
+    /// The open image; `None` only during the drop.
     image: Option<Image>,
     /// Whether this device holds the lock.
     locked: bool,
@@ -111,11 +113,11 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// What the library has, by token.
+    /// The operations in the library, by token.
     flights: BTreeMap<u64, Flight>,
     next_token: u64,
     waiting: VecDeque<(Flight, Op)>,
-    /// Jobs that have not completed.
+    /// Number of jobs that have not completed.
     unanswered: usize,
     closed: bool,
     dead: Option<Error>,
@@ -125,11 +127,11 @@ struct Flight {
     tag: u64,
     offset: u64,
     sink: Arc<dyn CompletionSink>,
-    /// The FUA write itself is done, and its flush is in flight.
+    /// The write of a FUA write whose flush is in flight now.
     written: Option<Op>,
 }
 
-/// Makes an image of `size` bytes.
+/// Creates an image of `size` bytes.
 pub fn create(uri: &RbdUri, size: u64) -> Result<()> {
     let failed = |why: String| Error::invalid(format!("cannot create {uri}: {why}"));
     if uri.snapshot.is_some() {
@@ -139,7 +141,7 @@ pub fn create(uri: &RbdUri, size: u64) -> Result<()> {
     pool.create(&uri.image, size - size % BLOCK_SIZE as u64).map_err(|e| failed(words(e)))
 }
 
-/// Whether the image exists.
+/// Returns whether the image exists.
 pub fn exists(uri: &RbdUri) -> Result<bool> {
     let failed = |why: String| Error::invalid(format!("cannot find out whether {uri} exists: {why}"));
     let pool = connect(uri).map_err(failed)?;
@@ -150,15 +152,15 @@ pub fn exists(uri: &RbdUri) -> Result<bool> {
     }
 }
 
-/// Whether the image's lock is free.
+/// Returns whether the image's lock is free.
 pub fn is_unlocked(uri: &RbdUri) -> Result<bool> {
     let owner = asked(uri)?.lock_owner();
     let failed = |e| Error::invalid(format!("cannot read the lock of {uri}: {}", words(e)));
     owner.map(|owner| owner.is_none()).map_err(failed)
 }
 
-/// A handle through which the owner of the lock can be read, which a read-only handle does not
-/// allow. It takes no lock.
+/// Opens a handle through which the owner of the lock can be read, which a read-only handle does
+/// not allow. Takes no lock.
 fn asked(uri: &RbdUri) -> Result<Image> {
     let failed = |why: String| Error::invalid(format!("cannot read the lock of {uri}: {why}"));
     connect(uri).map_err(failed)?.open(&uri.image, None, false).map_err(|e| failed(words(e)))
@@ -224,7 +226,7 @@ impl RbdDevice {
         Ok(Arc::new(RbdDevice { shared, sizes, stats, read_only, watch, thread: Some(thread) }))
     }
 
-    /// Ends a reader's device if the image has a writer now.
+    /// Ends a reader's device if the image now has a writer.
     fn check_lock(&self) -> Result<()> {
         let Some(watch) = &self.watch else { return Ok(()) };
         {
@@ -270,7 +272,7 @@ impl RbdDevice {
     }
 }
 
-/// Takes the exclusive lock; see the module for the steps.
+/// Takes the exclusive lock, by the steps in the module's head.
 fn take_lock(uri: &RbdUri, image: &Image, options: OpenOptions) -> Result<()> {
     let failed = |why: String| Error::invalid(format!("cannot lock {uri}: {why}"));
     if image.features().map_err(|e| failed(words(e)))? & EXCLUSIVE_LOCK == 0 {
@@ -284,7 +286,7 @@ fn take_lock(uri: &RbdUri, image: &Image, options: OpenOptions) -> Result<()> {
             tracing::warn!("{uri}: fencing {}", description(image, &owner));
             image.pool.blocklist(&owner).map_err(failed)?;
             match image.break_lock(&owner) {
-                // The owner has released it meanwhile.
+                // On ENOENT the owner has released the lock since it was read.
                 Ok(()) | Err(libc::ENOENT) => {}
                 Err(e) => return Err(failed(words(e))),
             }
@@ -339,7 +341,8 @@ impl Shared {
         self.image.as_ref().expect("the image is dropped last")
     }
 
-    /// The error of a failed operation. Ends the device if the error is one of those that do.
+    /// Returns the error of a failed operation. Ends the device if the errno is one of those that
+    /// do ("Errors that end the device").
     fn error(&self, op: &'static str, offset: u64, len: u64, errno: i32) -> Error {
         let end = match errno {
             libc::ESHUTDOWN | libc::EROFS => Error::Fenced,
@@ -407,7 +410,8 @@ impl Shared {
 
     fn complete(&self, flight: Flight, op: Op, result: Result<()>) {
         let mut state = self.state.lock();
-        // Before the call of the sink: the sink may drop the device, and the drop waits for zero.
+        // Decremented before the sink is called: the sink may drop the device, and the drop waits
+        // until the count is zero.
         state.unanswered -= 1;
         let last = state.closed && state.unanswered == 0;
         drop(state);
@@ -465,8 +469,8 @@ impl Shared {
         self.start_waiting();
     }
 
-    /// Fails the requests that will not be served, when the library cannot be called. Operations in
-    /// the library stay there until the image is closed.
+    /// Fails all requests when the library cannot be called any more. Operations in the library
+    /// stay there until the image is closed.
     fn abandon(&self) {
         let mut state = self.state.lock();
         state.dead.get_or_insert(Error::OutcomeUnknown);
@@ -475,7 +479,7 @@ impl Shared {
         drop(state);
         self.room.notify_all();
         for (_, flight) in flights {
-            // The library has the buffer, so the caller gets an empty one.
+            // The library still has the buffer, so the caller gets an empty one.
             let op = Op::Read(IoBuf::default());
             self.complete_failed(flight, op, Error::OutcomeUnknown);
         }
@@ -487,8 +491,8 @@ impl Shared {
 
 impl Drop for Shared {
     /// Closing an image releases its lock. After an unknown outcome that would be wrong: a write in
-    /// flight must not land after those of the next owner. So the image stays open until the
-    /// process ends, the lock stays after that, and the next owner has to fence this client.
+    /// flight must not take effect after writes of the next owner. So the image stays open until
+    /// the process ends. The lock stays even after that, and the next owner must fence this client.
     fn drop(&mut self) {
         if self.locked && matches!(self.state.get_mut().dead, Some(Error::OutcomeUnknown)) {
             tracing::warn!("{}: the lock is kept; the next mount needs --takeover", self.name);
@@ -498,7 +502,7 @@ impl Drop for Shared {
 }
 
 impl Drop for RbdDevice {
-    /// Completes everything that was submitted before the lock is released and the image closed.
+    /// Completes everything that was submitted before the lock is released and the image is closed.
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
         state.closed = true;
@@ -515,8 +519,8 @@ impl Drop for RbdDevice {
         }
         self.shared.image().wake();
         let Some(thread) = self.thread.take() else { return };
-        // A completion may drop the last reference on the thread itself, which then ends and closes
-        // the image.
+        // A completion may drop the last reference on the device's own thread. That thread cannot
+        // join itself; it ends by itself and closes the image.
         if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
             tracing::error!("a device thread panicked");
         }
@@ -625,7 +629,8 @@ impl Device for RbdDevice {
             return Ok(());
         }
         self.writable()?;
-        // Refused from now on, since the library would make no error of a read beyond the end.
+        // Requests beyond the new end are refused from now on, because the library would not report
+        // an error for a read there.
         self.sizes.set(size);
         self.call("truncate", size, has - size, |image| match image.size()? {
             room if room > size => image.resize(size),

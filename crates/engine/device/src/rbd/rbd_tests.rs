@@ -6,11 +6,11 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Names the configuration of a cluster with a pool `rbd` that tests may fill. Without it the tests
-/// start a cluster.
+/// The variable with the path of a configuration of a cluster whose pool `rbd` the tests may fill.
+/// Without the variable the tests start a cluster.
 const CLUSTER: &str = "KEDGE_CEPH_CONF";
 
-/// `None` if there is no cluster; the skip is then reported.
+/// Returns `None` if there is no cluster; the skip is then reported.
 #[track_caller]
 fn cluster() -> Option<String> {
     static OURS: OnceLock<Cluster> = OnceLock::new();
@@ -29,7 +29,7 @@ fn location(conf: &str, image: &str, words: &str) -> Location {
     Location::parse(Path::new(&format!("rbd:rbd/{image}?conf={conf}&timeout=20{words}"))).unwrap()
 }
 
-/// A new image.
+/// Creates a new image.
 fn image(conf: &str, size: u64) -> Location {
     static MADE: AtomicU32 = AtomicU32::new(0);
     let name = format!("kedge-test-{}-{}", std::process::id(), MADE.fetch_add(1, Relaxed));
@@ -55,7 +55,8 @@ fn the_lock_keeps_others_out() {
     assert!(crate::is_unlocked(&location).unwrap());
 }
 
-/// A writer that starts later ends a reader, which would otherwise mix old and new contents.
+/// A writer that starts later ends a reader's device, because the reader would otherwise mix old
+/// and new contents.
 #[test]
 fn a_reader_ends_when_somebody_writes() {
     let Some(conf) = cluster() else { return };
@@ -68,12 +69,12 @@ fn a_reader_ends_when_somebody_writes() {
     kedge_base::pause(2 * LOCK_CHECK);
     assert!(matches!(reader.read(0, &mut IoBuf::zeroed(1)), Err(Error::Fenced)));
     drop(writer);
-    assert!(matches!(reader.read(0, &mut IoBuf::zeroed(1)), Err(Error::Fenced)), "until it is opened again");
+    assert!(matches!(reader.read(0, &mut IoBuf::zeroed(1)), Err(Error::Fenced)), "fenced until reopened");
     crate::open(&location, read_only).unwrap().read(0, &mut IoBuf::zeroed(1)).unwrap();
 }
 
-/// The owner of the lock changes the size, also while another handle looks; what it had before it
-/// was truncated reads as zeros when it has grown again.
+/// The owner of the lock changes the size, even while another handle is open. Contents that a
+/// truncate removed read as zeros after the image has grown again.
 #[test]
 fn an_image_is_extended_and_truncated() {
     let Some(conf) = cluster() else { return };
@@ -96,19 +97,21 @@ fn an_image_is_extended_and_truncated() {
     device.cut(SIZE / 2).unwrap();
     assert_eq!(size_now(), (SIZE / 2, SIZE / 2, SIZE / 2));
     assert!(device.read(last, &mut IoBuf::zeroed(1)).is_err(), "beyond the end");
-    // An image that was enlarged by other means is not truncated by a smaller growth.
+    // Growing to less than the present size does not truncate an image that was enlarged by other
+    // means.
     device.grow(SIZE).unwrap();
     let mut found = IoBuf::from_bytes(&[9; BLOCK_SIZE]);
     device.read(last, &mut found).unwrap();
     assert!(found.as_bytes().iter().all(|byte| *byte == 0));
 }
 
-/// The OSD is killed between a write and the flush that would have made it durable, and the client
-/// falls silent: it releases no lock, and is fenced. Every write that the OSD has acknowledged as
-/// durable is there after its restart.
+/// The OSD is killed between a write and the flush that would make the write durable, and the
+/// client stops working: it releases no lock, and is fenced. After the OSD's restart every write is
+/// present that it has acknowledged as durable.
 ///
-/// No machine loses its power here. An OSD writes past the page cache, so its process's death loses
-/// exactly what it had not written; whether its disk flushes is up to Ceph.
+/// The machine does not lose power in this test. An OSD bypasses the page cache, so the death of
+/// its process loses exactly what it had not written. Whether the OSD flushes its disk is up to
+/// Ceph.
 #[test]
 fn what_is_durable_outlives_osd_and_client() {
     if kedge_ceph::is_missing() {
@@ -116,7 +119,7 @@ fn what_is_durable_outlives_osd_and_client() {
     }
     let layout = Layout { osds: 1, store: Store::Disk, apart: false, settings: Vec::new() };
     let cluster = Cluster::start(layout).unwrap();
-    // The client waits for an OSD that starts again.
+    // The client waits while the OSD restarts.
     let uri = format!("rbd:rbd/cut?conf={}&timeout=600", cluster.conf().display());
     let location = Location::parse(Path::new(&uri)).unwrap();
     let silent = Mutex::new(Vec::new());
@@ -134,8 +137,8 @@ fn what_is_durable_outlives_osd_and_client() {
     assert_eq!(silent.lock().len(), 1, "it was cut");
 }
 
-/// The error names the owner of the lock; after the takeover the owner is fenced and never writes
-/// again.
+/// The error names the owner of the lock. After the takeover the owner is fenced and can never
+/// write again.
 #[test]
 fn a_takeover_fences_the_owner() {
     let Some(conf) = cluster() else { return };
@@ -160,14 +163,14 @@ fn a_takeover_fences_the_owner() {
         found.as_bytes()[..BLOCK_SIZE] == *one.as_bytes()
             && found.as_bytes()[BLOCK_SIZE..] == *two.as_bytes()
     );
-    // The end of the old owner does not release the new owner's lock.
+    // Closing the old owner's device does not release the new owner's lock.
     drop(old);
     assert!(!crate::is_unlocked(&location).unwrap());
     new.write(0, &two, true).unwrap();
 }
 
-/// A write whose outcome is unknown may be in flight: the lock is not released, and the next owner
-/// fences this one.
+/// A write with an unknown outcome may still be in flight, so the lock is not released, and the
+/// next owner fences this client.
 #[test]
 fn an_unknown_outcome_keeps_the_lock() {
     let Some(conf) = cluster() else { return };

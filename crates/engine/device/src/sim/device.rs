@@ -1,13 +1,13 @@
-//! A device in memory that records requests, fails as planned and loses power.
+//! A device in memory that records requests, fails them as planned, and simulates power loss.
 //!
 //! Three states are separate: the *view* (all completed writes, which reads see), the *medium*
-//! (what a power loss can leave) and the *recording* (the events that led there, for later replay).
+//! (what a power loss can leave) and the *recording* (the events up to now, for a later replay).
 //!
-//! An operation is submitted when the call enters the device, waits for its latency, then happens
-//! at one instant. A flush covers the writes that had completed when the flush was submitted:
-//! neither those of its own batch nor those that complete while it waits. The operations of a batch
-//! happen in random order, and those that the plan holds or puts last happen last. Lock: one leaf,
-//! not held while waiting or completing.
+//! An operation is submitted when the call enters the device, waits for its latency, and then takes
+//! effect at one instant. A flush covers the writes that had completed when the flush was
+//! submitted; it covers neither writes of its own batch nor writes that complete while it waits.
+//! The operations of a batch take effect in random order; operations that the plan holds or puts
+//! last come last. Lock: one leaf, not held while waiting or completing.
 
 use super::fault::{Asked, Effect, FaultPlan, OpCounts, OpKind, Progress, Strike};
 use super::medium::{Choice, Medium, SECTOR, WHOLE, mix};
@@ -27,7 +27,7 @@ pub struct SimDevice {
     geometry: Geometry,
     stats: DeviceStats,
     state: Mutex<State>,
-    /// Signalled when held operations are released.
+    /// Notified when held operations are released.
     released: Condvar,
 }
 
@@ -36,33 +36,33 @@ struct State {
     medium: Medium,
     /// Number of the next event.
     seq: u64,
-    /// `None`: not recording.
+    /// The base and the events; `None` while not recording.
     recording: Option<(MemDevice, Vec<Event>)>,
     plan: FaultPlan,
     progress: Progress,
-    /// Operations that wait for their release.
+    /// Number of held operations that wait for their release.
     held_up: usize,
-    /// Calls of `release` so far.
+    /// Number of calls of `release` so far.
     releases: u64,
     /// Set after an unknown outcome: every request fails from then on.
     poisoned: bool,
     rng: SmallRng,
 }
 
-/// An operation that has been submitted and has not happened yet.
+/// An operation that has been submitted but has not taken effect yet.
 struct Admitted {
-    /// Every event with a lower number has completed.
+    /// Number of the next event at submission: every event with a lower number has completed.
     seq: u64,
     fault: Option<(Effect, Strike)>,
     latency: Duration,
-    /// Happens after the rest of the batch.
+    /// Whether the operation takes effect after the rest of its batch.
     last: bool,
-    /// Waits until the count of releases exceeds this number.
+    /// A held operation waits until the number of releases exceeds this value.
     held: Option<u64>,
 }
 
 impl SimDevice {
-    /// A device whose medium holds what `mem` holds. It records from the start.
+    /// Makes a device whose medium has the contents of `mem`. It records from the start.
     pub fn new(mem: MemDevice) -> SimDevice {
         let state = State {
             view: mem.fork(),
@@ -84,7 +84,8 @@ impl SimDevice {
         }
     }
 
-    /// Replaces the plan, counts from zero, and restarts the random choices from the plan's seed.
+    /// Replaces the plan, resets the counts to zero, and restarts the random choices from the
+    /// plan's seed.
     pub fn set_plan(&self, plan: FaultPlan) {
         let mut state = self.state.lock();
         state.rng = SmallRng::seed_from_u64(plan.seed);
@@ -96,12 +97,13 @@ impl SimDevice {
         self.state.lock().progress.counts
     }
 
-    /// Operations that failed by plan since the plan was set.
+    /// Number of operations that failed as planned since the plan was set.
     pub fn struck(&self) -> u64 {
         self.state.lock().progress.struck
     }
 
-    /// The first few thousand of these operations, in the order of their completion.
+    /// Returns the first few thousand operations that failed as planned, in the order of their
+    /// completion.
     pub fn strikes(&self) -> Vec<Strike> {
         self.state.lock().progress.strikes.clone()
     }
@@ -122,39 +124,38 @@ impl SimDevice {
         self.released.notify_all();
     }
 
-    /// Operations that the plan holds and that wait now: submitted, but neither applied
-    /// nor completed.
+    /// Number of held operations that wait now: submitted, but neither applied nor completed.
     pub fn held_up(&self) -> usize {
         self.state.lock().held_up
     }
 
-    /// Puts the mark `n` into the recording.
+    /// Records the mark `n`.
     pub fn mark(&self, n: u64) {
         self.state.lock().note(Event::Mark(n));
     }
 
-    /// The medium after power loss now: everything durable, and a random part of the rest, torn at
-    /// sectors.
+    /// Returns the medium after a power loss now: everything durable, and a random subset of the
+    /// other writes, torn at sectors.
     pub fn crash(&self, seed: u64) -> MemDevice {
         self.crash_as(Choice::Torn(seed))
     }
 
-    /// The medium after power loss now, with the given choice of pending writes.
+    /// Returns the medium after a power loss now, with the given choice of pending writes.
     pub fn crash_as(&self, choice: Choice) -> MemDevice {
         self.state.lock().medium.build(choice)
     }
 
-    /// The contents that reads see: all completed writes, as after an orderly end.
+    /// Returns the contents that reads see: all completed writes, as after an orderly shutdown.
     pub fn view(&self) -> MemDevice {
         self.state.lock().view.fork()
     }
 
-    /// Number of writes that a power loss now may lose.
+    /// Returns the number of writes that a power loss now may lose.
     pub fn pending(&self) -> usize {
         self.state.lock().medium.pending()
     }
 
-    /// What was recorded so far; empty while not recording.
+    /// Returns the recording so far; empty while not recording.
     pub fn recording(&self) -> Recording {
         let state = self.state.lock();
         match &state.recording {
@@ -163,8 +164,8 @@ impl SimDevice {
         }
     }
 
-    /// Stops recording and forgets the recording, which keeps everything that was ever written in
-    /// memory. Crashing stays possible.
+    /// Stops recording and drops the recording, which keeps all data ever written in memory. Power
+    /// loss can still be simulated.
     pub fn stop_recording(&self) {
         self.state.lock().recording = None;
     }
@@ -312,7 +313,7 @@ impl State {
         self.note(event);
     }
 
-    /// The sectors that a failing write reached.
+    /// Returns the sectors that a failing write reached.
     fn reached(&mut self, effect: Effect, blocks: usize) -> Arc<[u8]> {
         match effect {
             Effect::Short(bytes) => {
@@ -324,7 +325,7 @@ impl State {
                 };
                 (0..blocks).map(mask).collect()
             }
-            // All or nothing is as likely as a part.
+            // No sector, all sectors and some sectors occur with comparable probability.
             _ => match self.rng.random_range(0..4) {
                 0 => (0..blocks).map(|_| 0).collect(),
                 1 => (0..blocks).map(|_| WHOLE).collect(),
@@ -395,7 +396,8 @@ impl Device for SimDevice {
         self.alone(&asked, |admitted| self.do_zero(admitted, "write_zeroes", offset, len))
     }
 
-    /// The device keeps its size, and what lies beyond is gone: at a power loss it may be, or not.
+    /// The device keeps its size, and the contents beyond are discarded: after a power loss they
+    /// may be gone or not.
     fn cut(&self, size: u64) -> Result<()> {
         match self.geometry.size.checked_sub(size) {
             None | Some(0) => Ok(()),

@@ -19,8 +19,8 @@ fn block(image: &MemDevice, at: u64) -> Vec<u8> {
     image.bytes(at * B, BLOCK_SIZE)
 }
 
-/// What each sector may hold after a crash, tracked independently of the simulator: the durable
-/// contents first, then everything written since.
+/// The contents that each sector may have after a crash, tracked independently of the simulator:
+/// the durable contents first, then everything written since.
 struct Allowed(Vec<Vec<Vec<u8>>>);
 
 impl Allowed {
@@ -34,7 +34,7 @@ impl Allowed {
             if fua {
                 versions[0] = sector.to_vec();
             }
-            // An unflushed write may still land, also over a FUA write.
+            // An unflushed write may still reach the medium, even over a later FUA write.
             if !fua || versions.len() > 1 {
                 versions.push(sector.to_vec());
             }
@@ -78,7 +78,7 @@ proptest! {
         let mut model = vec![0; SIZE as usize];
         testing::run(&device, &mut model, &steps);
         prop_assert!(device.view().bytes(0, SIZE as usize) == model);
-        // With everything flushed each crash leaves the contents that reads see.
+        // When everything is flushed, each crash leaves the contents that reads see.
         device.flush().unwrap();
         prop_assert_eq!(device.pending(), 0);
         prop_assert!(device.crash(1).bytes(0, SIZE as usize) == model);
@@ -104,7 +104,8 @@ proptest! {
         }
     }
 
-    /// The enumeration visits each point, in agreement with replaying the events up to there.
+    /// The enumeration visits each point, and its media agree with a replay of the events up to
+    /// that point.
     #[test]
     fn enumerated_states_are_allowed(steps in steps(), seed in any::<u64>()) {
         let device = sim();
@@ -174,14 +175,14 @@ fn unflushed_writes_land_in_any_order() {
     device.write(0, &filled(2), false).unwrap();
     let found: BTreeSet<u8> = (0..100).map(|s| block(&device.crash_as(Choice::Subset(s)), 0)[0]).collect();
     assert_eq!(found, BTreeSet::from([0, 1, 2]));
-    // But it does not land over a later durable write.
+    // But neither of the two writes lands over a later durable write.
     device.write(0, &filled(3), false).unwrap();
     device.flush().unwrap();
     assert!((0..100).all(|s| block(&device.crash(s), 0) == [3; BLOCK_SIZE]));
 }
 
-/// A FUA write is durable, and a write that completed before it may still land after it. A flush
-/// settles their order, even a flush that covers only the older write.
+/// A FUA write is durable, but an earlier completed write may still land after it. A flush settles
+/// their order, even a flush that covers only the older write.
 #[test]
 fn a_fua_write_overtakes_what_is_not_flushed() {
     type Older = fn(&SimDevice);
@@ -201,7 +202,7 @@ fn a_fua_write_overtakes_what_is_not_flushed() {
         assert!((0..100).all(|s| block(&device.crash(s), 0) == [2; BLOCK_SIZE]));
         assert_eq!(device.pending(), 0);
     }
-    // A flush that was submitted before the FUA write and ends after it.
+    // The flush is submitted before the FUA write and ends after it.
     let device = Arc::new(sim());
     device.write(0, &filled(1), false).unwrap();
     device.set_plan(FaultPlan::new(0).hold(OpKind::Flush, 0));
@@ -276,13 +277,13 @@ fn all_subsets_are_enumerated_once() {
     let plan = StatePlan { subsets: 16, torn: 0, ..Default::default() };
     let recording = device.recording();
     let images: Vec<Vec<u8>> = recording.states(plan).map(|s| s.medium.bytes(0, 10 * BLOCK_SIZE)).collect();
-    // The empty medium, then the FUA write with each subset of the others.
+    // The expected media: the empty one, then the FUA write with each subset of the other writes.
     assert_eq!(images.len(), 1 + 16);
     assert_eq!(images.iter().collect::<BTreeSet<_>>().len(), images.len());
 }
 
-/// A crash may find a FUA write torn until it has completed, over any of the writes before it, and
-/// never afterwards.
+/// Until a FUA write has completed, a crash may find it torn, over any of the earlier writes.
+/// Afterwards it is never torn.
 #[test]
 fn media_before_a_mark_are_left_out() {
     let device = sim();
@@ -378,7 +379,7 @@ fn short_and_torn_writes_leave_a_part() {
         assert!(bytes.chunks(512).all(|s| s == [0; 512] || s == [7; 512]));
         parts.insert(bytes);
         device.flush().unwrap();
-        assert!(block(&device.crash(0), 0) == block(&device.view(), 0), "what reads saw a later flush keeps");
+        assert!(block(&device.crash(0), 0) == block(&device.view(), 0), "a later flush keeps what reads saw");
     }
     assert!(parts.len() > 10);
 }
@@ -393,8 +394,8 @@ fn a_lost_flush_is_not_made_good_by_the_next() {
     device.flush().unwrap();
     let image = device.crash_as(Choice::None);
     assert!(block(&image, 0) == [0; BLOCK_SIZE] && block(&image, 1) == [2; BLOCK_SIZE]);
-    assert!(block(&device.view(), 0) == [1; BLOCK_SIZE], "reads do not tell");
-    // Writing it again does.
+    assert!(block(&device.view(), 0) == [1; BLOCK_SIZE], "reads see the lost write");
+    // Writing the block again makes it durable.
     device.write(0, &filled(3), false).unwrap();
     device.flush().unwrap();
     assert!((0..50).all(|s| block(&device.crash(s), 0) == [3; BLOCK_SIZE]));
@@ -431,7 +432,7 @@ fn a_lying_device_loses_what_it_acknowledged() {
     assert!(device.view().bytes(0, 1) == [1]);
 }
 
-/// How often the calling thread has given up its processor in order to wait.
+/// Returns how often the calling thread has given up its processor to wait.
 #[cfg(target_os = "linux")]
 fn waits() -> u64 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
@@ -439,8 +440,8 @@ fn waits() -> u64 {
     count.trim().parse().unwrap()
 }
 
-/// The thread waits once for the batch, and not for each request. Counts the waits, because a busy
-/// machine can make a single one as long as many.
+/// The thread waits once for the batch, not once for each request. The test counts the waits,
+/// because on a busy machine a single wait can take as long as several.
 #[cfg(target_os = "linux")]
 #[test]
 fn latency_is_paid_once_a_batch() {
@@ -468,7 +469,8 @@ fn without_recording_crashing_goes_on() {
     assert!(block(&image, 0) == [0; BLOCK_SIZE] && block(&image, 1) == [2; BLOCK_SIZE]);
 }
 
-/// The operation has neither happened nor completed while it is held; the others of its batch have.
+/// While an operation is held, it has neither taken effect nor completed; the others of its batch
+/// have.
 #[test]
 fn a_held_operation_comes_last_and_is_covered_by_no_earlier_flush() {
     let device = Arc::new(sim());
@@ -487,7 +489,7 @@ fn a_held_operation_comes_last_and_is_covered_by_no_earlier_flush() {
     device.release();
     assert!(batch.join().unwrap().iter().all(|done| done.result.is_ok()));
     assert_eq!(block(&device.view(), 1)[0], 2);
-    // A held flush covers the writes that had completed when it was submitted.
+    // A held flush covers the writes that had completed when the flush was submitted.
     let flush = {
         let device = device.clone();
         kedge_base::spawn_named("flush", move || device.flush()).unwrap()
@@ -510,7 +512,7 @@ fn errno_of(result: kedge_base::Result<()>) -> Option<i32> {
     }
 }
 
-/// Whether a write of `blocks` blocks at block `at` fails, and with what.
+/// Writes `blocks` blocks at block `at`. Returns the errno if the write fails.
 fn try_write(device: &SimDevice, at: u64, blocks: usize) -> Option<i32> {
     errno_of(device.write(at * B, &IoBuf::from_bytes(&vec![7; blocks * BLOCK_SIZE]), false))
 }
@@ -519,8 +521,8 @@ fn try_read(device: &SimDevice, at: u64) -> Option<i32> {
     errno_of(device.read(at * B, &mut IoBuf::zeroed(1)))
 }
 
-/// The block that the failing request touched stays bad for its kind; the rest of the device is
-/// unaffected.
+/// The block that the failing request touched stays bad for this kind of operation; other blocks
+/// are unaffected.
 #[test]
 fn a_block_that_turns_bad_stays_bad() {
     let device = sim();
@@ -535,7 +537,7 @@ fn a_block_that_turns_bad_stays_bad() {
     assert_eq!((strikes, device.struck()), (vec![(2, 3), (2, 1), (1, 2)], 3));
     assert_eq!(device.strikes()[0].data.as_ref().unwrap().to_vec(), vec![7; 3 * BLOCK_SIZE]);
     device.heal();
-    assert_eq!((try_write(&device, 2, 1), device.struck()), (None, 3), "well again, the count stays");
+    assert_eq!((try_write(&device, 2, 1), device.struck()), (None, 3), "healed, and the count stays");
     device.set_plan(FaultPlan::new(1));
     assert_eq!(device.struck(), 0);
 }
@@ -565,8 +567,8 @@ fn a_kind_that_fails_from_some_point_on() {
     assert!((50..200).contains(&failed), "{failed} of 400");
 }
 
-/// A block that was written before can be written again; a block that was not, or was discarded,
-/// cannot.
+/// A block that was written before can be written again. A block that was not written, or was
+/// discarded, cannot be written.
 #[test]
 fn a_host_without_space_takes_no_new_blocks() {
     let device = sim();
@@ -580,8 +582,8 @@ fn a_host_without_space_takes_no_new_blocks() {
     assert_eq!(errno_of(device.flush()), None);
 }
 
-/// An operation is held until its release, and can then fail. Operations submitted after the
-/// release are not held by it.
+/// An operation is held until its release, and can fail then. The release does not affect
+/// operations submitted later.
 #[test]
 fn a_held_operation_waits_for_its_release() {
     let device = Arc::new(sim());

@@ -1,17 +1,17 @@
-//! A distant device: each request takes a latency, independent of others in flight, and the device
-//! counts the round trips for which its user had to wait one after another.
+//! A distant device: each request takes the same latency, independent of others in flight. The
+//! device counts the round trips that its user had to wait for one after another.
 //!
 //! # Rounds
 //! A request that is submitted after completions have been delivered belongs to the round after the
-//! latest of them; requests that are submitted without a completion in between share a round. So
+//! latest of these; requests that are submitted without a completion in between share a round. So
 //! the number of rounds is the length of the longest chain of requests in which each may have
-//! waited for the one before. Times the latency, that is the time for which a user waits. With a
+//! waited for the one before. Multiplied by the latency, this is the time that a user waits. With a
 //! latency of zero the number does not depend on the clock: requests then complete before `submit`
 //! returns, each batch as a whole.
 //!
-//! With a latency, a thread completes each request when it has been in flight for that long.
-//! Requests overlap without limit, as with a distant server that is not busy. Lock: one leaf, not
-//! held while a request is served.
+//! With a latency above zero, a thread completes each request when it has been in flight for that
+//! time. Requests overlap without limit, as on a distant server that is not busy. Lock: one leaf,
+//! not held while a request is served.
 
 use crate::batch::perform;
 use crate::{Completion, CompletionSink, Device, Request};
@@ -32,16 +32,16 @@ struct Shared {
     latency: Duration,
     clock: SystemClock,
     state: Mutex<State>,
-    /// Signalled when the thread has work, and at the end.
+    /// Notified when the thread has work, and when the device closes.
     work: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// In the order in which they are due.
+    /// The requests in flight, in the order in which they complete.
     under_way: VecDeque<UnderWay>,
     closed: bool,
-    /// The latest round of which a request has completed.
+    /// The latest round with a completed request.
     answered: u64,
     rounds: u64,
     requests: u64,
@@ -67,7 +67,7 @@ impl DistantDevice {
         DistantDevice { shared, thread }
     }
 
-    /// Sequential round trips; see the module.
+    /// Returns the number of sequential round trips; see the module.
     pub fn rounds(&self) -> u64 {
         self.shared.state.lock().rounds
     }
@@ -76,7 +76,7 @@ impl DistantDevice {
         self.shared.state.lock().requests
     }
 
-    /// The most requests in flight at once.
+    /// Returns the maximum number of requests that were in flight at once.
     pub fn in_flight_max(&self) -> usize {
         self.shared.state.lock().in_flight_max
     }
@@ -88,7 +88,7 @@ impl DistantDevice {
         state.in_flight_max = state.in_flight;
     }
 
-    /// A request of the synchronous interface.
+    /// Serves a request of the synchronous interface.
     fn alone<T>(&self, serve: impl FnOnce(&dyn Device) -> T) -> T {
         let round = self.shared.begin(1);
         if !self.shared.latency.is_zero() {
@@ -124,7 +124,7 @@ impl Shared {
         sink.complete(Completion { tag, op, result });
     }
 
-    /// Body of the thread. Completes everything that was submitted before it ends.
+    /// The body of the thread. Completes everything that was submitted before it ends.
     fn serve(&self) {
         let mut state = self.state.lock();
         loop {
@@ -151,7 +151,8 @@ impl Drop for DistantDevice {
     fn drop(&mut self) {
         self.shared.state.lock().closed = true;
         self.shared.work.notify_all();
-        // A completion may drop the last reference on the thread itself, which then ends by itself.
+        // A completion may drop the last reference on the device's own thread. That thread cannot
+        // join itself; it ends by itself.
         let Some(thread) = self.thread.take() else { return };
         if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
             tracing::error!("a device thread panicked");

@@ -1,10 +1,10 @@
-//! Fault plans of a simulated device: which operations fail and how, which are delayed, and how
-//! long the others take.
+//! Fault plans of a simulated device: which operations fail and how, which are delayed, and the
+//! latency of each kind.
 //!
-//! Some faults strike once ([`FaultPlan::fail`]), others stay until the plan is replaced: a bad
-//! range, a block that turns bad under a request, a kind of request that fails from some point on,
-//! a host without space for new blocks. Each failed request is recorded as a [`Strike`], so that a
-//! test can check that each failure was reported.
+//! Some faults strike once ([`FaultPlan::fail`]). Others stay until the plan is replaced: a bad
+//! range, a block that turns bad when a request fails, a kind of request that fails from some
+//! number on, a host without space for new blocks. Each failed request is recorded as a [`Strike`],
+//! so that a test can check that each failure was reported.
 
 use crate::pages::{Data, blocks};
 use kedge_base::{BLOCK_SIZE, Error, IoBuf};
@@ -13,7 +13,7 @@ use rand::rngs::SmallRng;
 use std::ops::Range;
 use std::time::Duration;
 
-/// Zeroing and discarding count as writes.
+/// The kinds of operations. Zeroing and discarding count as writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpKind {
     Read,
@@ -21,17 +21,18 @@ pub enum OpKind {
     Flush,
 }
 
-/// The further effect of a failing operation.
+/// The effect of a failing operation on the medium.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Effect {
     Nothing,
-    /// A random part of the write's sectors is written before it fails.
+    /// A random subset of the write's sectors is written before the write fails.
     Torn,
-    /// This many bytes of the write, rounded down to sectors, are written before it fails.
+    /// This number of bytes of the write, rounded down to sectors, is written before the write
+    /// fails.
     Short(u64),
-    /// No later flush makes durable what this flush should have.
+    /// The writes that this flush should have made durable are never made durable by later flushes.
     Lost,
-    /// The write may or may not have landed, and every later request fails.
+    /// The write may have reached the medium or not, and every later request fails.
     Unknown,
 }
 
@@ -41,20 +42,20 @@ struct Fault {
     nth: u64,
     errno: i32,
     effect: Effect,
-    /// The first block of the request is bad from then on.
+    /// Whether the first block of the request stays bad from then on.
     stays: bool,
 }
 
-/// A fault that stays.
+/// A fault that stays until the plan is replaced.
 #[derive(Clone, Debug)]
 struct Standing {
     kind: OpKind,
     from: u64,
-    /// Range in bytes. A flush is in every range.
+    /// Range in bytes. A flush counts as touching every range.
     range: Range<u64>,
-    /// Strikes one request in this many, chosen by the plan's seed.
+    /// Strikes one in this number of requests, chosen by the plan's seed.
     one_in: u32,
-    /// Strikes only writes with a block that begins with these bytes.
+    /// If set, strikes only writes with a block that begins with these bytes.
     mark: Option<[u8; 8]>,
     errno: i32,
 }
@@ -66,26 +67,26 @@ pub struct Strike {
     pub offset: u64,
     pub len: u64,
     pub errno: i32,
-    /// The data of a write: a test whose files mark their blocks finds the file to which they
-    /// belong. `None` for zeroing.
+    /// The data of a write; `None` for zeroing. A test whose files mark their blocks can find the
+    /// file to which the data belongs.
     pub data: Option<Data>,
 }
 
-/// Strikes beyond this number are counted but not kept.
+/// Maximum number of strikes that are kept; later ones are only counted.
 const STRIKES_MAX: usize = 4096;
 
 /// The progress of a plan since it was set.
 #[derive(Default)]
 pub(super) struct Progress {
     pub counts: OpCounts,
-    /// Blocks that turned bad under a request.
+    /// Ranges in bytes that turned bad under a request, with the kind and the errno.
     bad: Vec<(OpKind, Range<u64>, i32)>,
     pub strikes: Vec<Strike>,
     pub struck: u64,
 }
 
 impl Progress {
-    /// Records a request that completes with its failure.
+    /// Records a request that completes with its planned failure.
     pub fn answered(&mut self, strike: &Strike) {
         self.struck += 1;
         if self.strikes.len() < STRIKES_MAX {
@@ -98,7 +99,7 @@ impl Progress {
     }
 }
 
-/// A request, as the plan sees it.
+/// A request in the form that the plan needs.
 pub(super) struct Asked<'a> {
     pub kind: OpKind,
     pub offset: u64,
@@ -119,7 +120,7 @@ impl Asked<'_> {
     }
 }
 
-/// Operations since the plan was set, failed ones included.
+/// Numbers of operations since the plan was set, including failed ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct OpCounts {
     pub reads: u64,
@@ -141,8 +142,7 @@ impl OpCounts {
     }
 }
 
-/// A script of failures. Operations are counted from 0, each kind by itself, from the moment the
-/// plan is set.
+/// A script of failures. Operations are counted from 0 when the plan is set, each kind separately.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan {
     faults: Vec<Fault>,
@@ -160,7 +160,7 @@ pub struct FaultPlan {
 }
 
 impl FaultPlan {
-    /// `seed` decides what random faults do.
+    /// Makes a plan without faults. `seed` determines all random choices.
     pub fn new(seed: u64) -> FaultPlan {
         FaultPlan { seed, ..FaultPlan::default() }
     }
@@ -175,25 +175,25 @@ impl FaultPlan {
         self
     }
 
-    /// The n-th operation of its kind fails, and so does every later operation of that kind that
+    /// Makes the n-th operation of its kind fail, and every later operation of that kind that
     /// touches its first block.
     pub fn bad_block(mut self, kind: OpKind, nth: u64, errno: i32) -> FaultPlan {
         self.faults.push(Fault { kind, nth, errno, effect: Effect::Nothing, stays: true });
         self
     }
 
-    /// Every operation of this kind that touches these bytes fails.
+    /// Makes every operation of this kind fail that touches these bytes.
     pub fn bad_range(mut self, kind: OpKind, range: Range<u64>, errno: i32) -> FaultPlan {
         self.standing.push(Standing { kind, from: 0, range, one_in: 1, mark: None, errno });
         self
     }
 
-    /// From the n-th on, every operation of this kind fails.
+    /// Makes every operation of this kind fail from the n-th on.
     pub fn fail_kind_from(self, kind: OpKind, nth: u64, errno: i32) -> FaultPlan {
         self.standing(kind, nth, errno)
     }
 
-    /// One in `one_in` operations of this kind fails, chosen by the seed.
+    /// Makes one in `one_in` operations of this kind fail, chosen by the seed.
     pub fn sometimes(mut self, kind: OpKind, one_in: u32, errno: i32) -> FaultPlan {
         self.standing.push(Standing {
             kind,
@@ -206,8 +206,8 @@ impl FaultPlan {
         self
     }
 
-    /// Every write with a block that begins with these bytes fails, wherever it goes: data that
-    /// cannot be written to any place.
+    /// Makes every write fail that has a block which begins with these bytes, whatever its offset:
+    /// data that cannot be written to any block.
     pub fn refuse(mut self, mark: [u8; 8], errno: i32) -> FaultPlan {
         let (kind, range) = (OpKind::Write, 0..u64::MAX);
         self.standing.push(Standing { kind, from: 0, range, one_in: 1, mark: Some(mark), errno });
@@ -215,65 +215,67 @@ impl FaultPlan {
     }
 
     /// From the n-th write on the host has no space: a write fails with ENOSPC if it touches a
-    /// block that holds only zeros, like an image file whose holes cannot be filled. (A real host
-    /// may have allocated space for zeros; this one has not.)
+    /// block that contains only zeros, like an image file whose holes cannot be filled. (A real
+    /// host may have allocated space for zeros; this one has not.)
     pub fn host_full(mut self, nth: u64) -> FaultPlan {
         self.host_full_from = Some(nth);
         self
     }
 
-    /// The n-th operation of its kind fails and does nothing.
+    /// Makes the n-th operation of its kind fail without any effect.
     pub fn fail(self, kind: OpKind, nth: u64, errno: i32) -> FaultPlan {
         self.with(kind, nth, errno, Effect::Nothing)
     }
 
-    /// The n-th write fails after a random part of its sectors was written.
+    /// Makes the n-th write fail after a random subset of its sectors was written.
     pub fn torn_write(self, nth: u64, errno: i32) -> FaultPlan {
         self.with(OpKind::Write, nth, errno, Effect::Torn)
     }
 
-    /// The n-th write fails after `bytes` (rounded down to sectors) were written.
+    /// Makes the n-th write fail after `bytes` bytes (rounded down to sectors) were written.
     pub fn short_write(self, nth: u64, bytes: u64, errno: i32) -> FaultPlan {
         self.with(OpKind::Write, nth, errno, Effect::Short(bytes))
     }
 
-    /// The n-th flush fails, and later flushes succeed without making durable what this one should
-    /// have, like an operating system that marks pages clean although it could not write them.
+    /// Makes the n-th flush fail. Later flushes succeed without making durable what this flush
+    /// should have, like an operating system that marks pages clean although it could not write
+    /// them.
     pub fn lose_flush(self, nth: u64, errno: i32) -> FaultPlan {
         self.with(OpKind::Flush, nth, errno, Effect::Lost)
     }
 
-    /// The n-th write is cut off: it and every later request fail with [`Error::OutcomeUnknown`].
+    /// Cuts the n-th write off: it and every later request fail with [`Error::OutcomeUnknown`].
     pub fn unknown_write(self, nth: u64) -> FaultPlan {
         self.with(OpKind::Write, nth, libc::EIO, Effect::Unknown)
     }
 
-    /// Every operation fails after `nth` operations of all kinds.
+    /// Makes every operation fail after `nth` operations of all kinds.
     pub fn fail_from(mut self, nth: u64, errno: i32) -> FaultPlan {
         self.fail_from = Some((nth, errno));
         self
     }
 
-    /// Reads and writes that do not touch these bytes are outside of the plan: they are not counted
+    /// Excludes reads and writes that do not touch these bytes from the plan: they are not counted
     /// and do not fail.
     pub fn only_in(mut self, range: Range<u64>) -> FaultPlan {
         self.scope = Some(range);
         self
     }
 
-    /// Whether the plan covers this operation.
+    /// Returns whether the plan covers this operation.
     pub(super) fn covers(&self, asked: &Asked<'_>) -> bool {
         self.scope.as_ref().is_none_or(|scope| asked.touches(scope))
     }
 
-    /// The n-th operation of its kind happens, and completes, after all others of its batch.
+    /// Makes the n-th operation of its kind take effect, and complete, after all others of its
+    /// batch.
     pub fn last(mut self, kind: OpKind, nth: u64) -> FaultPlan {
         self.last.push((kind, nth));
         self
     }
 
-    /// The n-th operation of its kind happens, and completes, only when [`SimDevice::release`] is
-    /// called; the others of its batch go ahead.
+    /// Holds the n-th operation of its kind: it takes effect, and completes, only when
+    /// [`SimDevice::release`] is called. The others of its batch are not held.
     ///
     /// [`SimDevice::release`]: super::SimDevice::release
     pub fn hold(mut self, kind: OpKind, nth: u64) -> FaultPlan {
@@ -281,7 +283,7 @@ impl FaultPlan {
         self
     }
 
-    /// Operations of this kind take `delay`, all of a batch together.
+    /// Sets the latency of operations of this kind. All operations of a batch wait together.
     pub fn latency(mut self, kind: OpKind, delay: Duration) -> FaultPlan {
         match kind {
             OpKind::Read => self.read_latency = delay,
@@ -291,13 +293,13 @@ impl FaultPlan {
         self
     }
 
-    /// Flushes and FUA writes are acknowledged but not performed.
+    /// Makes the device acknowledge flushes and FUA writes without performing them.
     pub fn lying(mut self) -> FaultPlan {
         self.lying = true;
         self
     }
 
-    /// Whether the n-th operation of its kind is the last of its batch.
+    /// Returns whether the n-th operation of its kind comes last in its batch.
     pub(super) fn is_last(&self, kind: OpKind, nth: u64) -> bool {
         self.last.contains(&(kind, nth))
     }
@@ -310,13 +312,13 @@ impl FaultPlan {
         }
     }
 
-    /// Whether the n-th operation of its kind waits for its release.
+    /// Returns whether the n-th operation of its kind is held until a release.
     pub(super) fn holds(&self, kind: OpKind, nth: u64) -> bool {
         self.holds.contains(&(kind, nth))
     }
 
-    /// Counts an operation and returns its failure, if it is to fail. `holds_data`: whether a block
-    /// has been written with data.
+    /// Counts an operation. Returns its failure if the plan makes it fail. `holds_data` returns
+    /// whether a block has been written with data.
     pub(super) fn strike(
         &self,
         progress: &mut Progress,

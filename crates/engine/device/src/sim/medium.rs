@@ -1,16 +1,16 @@
-//! The state of the medium and of the volatile cache: the model of rules 2 to 4 of the device
-//! contract.
+//! The medium and the volatile cache: a model of rules 2 to 4 of the device contract.
 //!
-//! Writes and discards wait in `pending` until a flush moves them to `durable`. At power loss any
-//! subset of the pending ones has reached the medium, in any order, each sector by itself. But none
-//! overwrites a later write that a flush has covered: such a write masks its sectors out of all
-//! older ones.
+//! Writes and discards wait in `pending` until a flush moves them to `durable`. At a power loss any
+//! subset of the pending writes has reached the medium, in any order, each sector independently.
+//! But no write overwrites a later write that a flush has covered: the later write removes its
+//! sectors from the masks of all older writes.
 //!
 //! A FUA write is durable when it completes, and makes nothing else durable. A write or a discard
 //! of the same sectors that completed before it, and that no flush has covered, may still reach the
-//! medium after it: a device may queue discards apart from writes, and a stack of devices may pass
-//! a FUA write by. So such a FUA write is durable and also waits in `pending` for the flush that
-//! settles their order. A caller that relies on the FUA write's contents needs a flush before it.
+//! medium after it: a device may queue discards separately from writes, and in a stack of devices a
+//! FUA write may overtake other writes. So such a FUA write is durable and also waits in `pending`
+//! for the flush that settles the order. A caller that relies on the FUA write's contents needs a
+//! flush before it.
 
 use crate::MemDevice;
 use crate::mem::put;
@@ -22,37 +22,38 @@ use rand::{Rng, SeedableRng};
 
 pub(super) const SECTOR: usize = 512;
 const SECTORS: usize = BLOCK_SIZE / SECTOR;
-/// All sectors of a block.
+/// The mask of all sectors of a block.
 pub(super) const WHOLE: u8 = u8::MAX;
 const _: () = assert!(SECTORS == u8::BITS as usize);
 
-/// A write that is not durable.
+/// A write that is not durable, or a FUA write whose order to older writes is not settled.
 #[derive(Clone)]
 pub(super) struct Pending {
     pub seq: u64,
     block: u64,
     data: Data,
-    /// Sectors of each block that may reach the medium.
+    /// For each block the sectors that may reach the medium.
     masks: Vec<u8>,
-    /// A flush that should have made the write durable failed, and no later flush will.
+    /// Whether the flush that should have made the write durable has failed. No later flush makes
+    /// it durable.
     lost: bool,
-    /// The write is on the medium, above or below older ones.
+    /// Whether this is a FUA write: it is on the medium, above or below older writes.
     fua: bool,
 }
 
-/// The subset of the pending writes, in the order of their completion, that has reached the medium
-/// at power loss.
+/// Selects the pending writes, in the order of their completion, that have reached the medium at a
+/// power loss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Choice {
     All,
     None,
-    /// Bit i: the i-th pending write.
+    /// Bit `i` selects the i-th pending write.
     Mask(u64),
     AllBut(usize),
     Only(usize),
-    /// A random subset, whole, in random order.
+    /// A random subset of complete writes, in random order. The value is the seed.
     Subset(u64),
-    /// A random subset, in random order, torn at sectors.
+    /// A random subset in random order, torn at sectors. The value is the seed.
     Torn(u64),
 }
 
@@ -74,15 +75,16 @@ impl Medium {
         self.pending.len()
     }
 
-    /// Records a completed write. `torn`: the sectors of each block that the write reached, if not
-    /// all; such a write has failed, and is never durable by itself.
+    /// Records a completed write. `torn` is the sectors of each block that the write reached, if
+    /// not all; such a write has failed, and FUA does not make it durable.
     pub fn write(&mut self, seq: u64, offset: u64, data: &Data, torn: Option<&[u8]>, fua: bool) {
         let masks = torn.map_or_else(|| vec![WHOLE; data.blocks() as usize], <[u8]>::to_vec);
         let fua = fua && torn.is_none();
         let write = Pending { seq, block: blocks(offset), data: data.clone(), masks, lost: false, fua };
         if fua {
             land(self.durable.pages_mut(), &write, |i| write.masks[i]);
-            // An older FUA write was on the medium before this one.
+            // An older pending FUA write was on the medium before this one, so this one replaces
+            // its sectors.
             self.pending.retain_mut(|older| !older.fua || older.yield_to(&write));
         }
         if !fua || self.pending.iter().any(|older| older.overlaps(&write)) {
@@ -90,7 +92,7 @@ impl Medium {
         }
     }
 
-    /// Applies a completed flush, which covers the writes numbered below `covers`.
+    /// Applies a completed flush, which covers the writes with numbers below `covers`.
     pub fn flush(&mut self, covers: u64) {
         let (settled, pending) = std::mem::take(&mut self.pending)
             .into_iter()
@@ -100,13 +102,13 @@ impl Medium {
         for write in &settled {
             self.settle(write);
         }
-        // Newer FUA writes stay above the blocks that the flush has moved.
+        // Newer FUA writes stay above the blocks that the flush has made durable.
         for write in self.pending.iter().filter(|write| write.fua) {
             land(self.durable.pages_mut(), write, |i| write.masks[i]);
         }
     }
 
-    /// Applies a failed flush: no later flush will write the writes below `covers`.
+    /// Applies a failed flush: no later flush makes the writes with numbers below `covers` durable.
     pub fn lose(&mut self, covers: u64) {
         for write in self.pending.iter_mut().filter(|write| write.seq < covers) {
             write.lost = true;
@@ -118,7 +120,7 @@ impl Medium {
         self.pending.retain_mut(|older| older.seq > write.seq || older.yield_to(write));
     }
 
-    /// The medium after power loss now, by one choice of pending writes.
+    /// Returns the medium after a power loss now, for one choice of pending writes.
     pub fn build(&self, choice: Choice) -> MemDevice {
         let mut image = self.durable.fork();
         let pages = image.pages_mut();
@@ -134,8 +136,8 @@ impl Medium {
         image
     }
 
-    /// As [`Medium::build`] with a random subset, and above it a write in flight that is torn: cut
-    /// at some sector, or anywhere.
+    /// Does what [`Medium::build`] does with a random subset, and adds on top a torn write in
+    /// flight: either its sectors up to a random one, or a random subset of its sectors.
     pub fn build_torn(&self, seq: u64, offset: u64, data: &Data, seed: u64) -> MemDevice {
         let mut rng = SmallRng::seed_from_u64(seed);
         let mut image = self.build(Choice::Subset(rng.random()));
@@ -157,8 +159,8 @@ impl Medium {
 
     fn land_random(&self, pages: &mut Pages, seed: u64, tear: bool) {
         let mut rng = SmallRng::seed_from_u64(seed);
-        // Varied, since crashes lose different amounts. With a fixed probability "nearly all" would
-        // never occur.
+        // The probability varies, because crashes lose different amounts. With a fixed probability
+        // nearly all writes would never be lost together.
         let keep = *[0.05, 0.3, 0.5, 0.7, 0.95].choose(&mut rng).expect("not empty");
         let torn = if tear { *[0.1, 0.5, 1.0].choose(&mut rng).expect("not empty") } else { 0.0 };
         let mut order: Vec<&Pending> = self.pending.iter().collect();
@@ -198,7 +200,7 @@ impl Pending {
         })
     }
 
-    /// Masks out the sectors that a newer durable write covers. Returns false when nothing is left.
+    /// Removes the sectors that a newer durable write covers. Returns false if no sector is left.
     fn yield_to(&mut self, newer: &Pending) -> bool {
         let start = self.block.max(newer.block);
         let end = (self.block + self.data.blocks()).min(newer.block + newer.data.blocks());
@@ -212,7 +214,7 @@ impl Pending {
     }
 }
 
-/// Writes the chosen sectors of a write to an image.
+/// Writes the selected sectors of a write to an image.
 fn land(pages: &mut Pages, write: &Pending, mask: impl Fn(usize) -> u8) {
     for i in 0..write.data.blocks() {
         let block = write.block + i;
@@ -228,7 +230,7 @@ fn land(pages: &mut Pages, write: &Pending, mask: impl Fn(usize) -> u8) {
     }
 }
 
-/// `old` with the sectors in `mask` taken from `new`.
+/// Returns `old` with the sectors in `mask` taken from `new`.
 pub(super) fn mix(old: &Page, new: &Page, mask: u8) -> Page {
     let mut bytes = *old.bytes();
     for sector in (0..SECTORS).filter(|s| mask >> s & 1 == 1) {

@@ -1,8 +1,8 @@
 //! Devices for tests: a simulator that records, fails and crashes; a volatile cache for a process
-//! that gets killed; a device with latency that counts round trips; and a server that exports any
-//! of them through NBD.
+//! that is killed; a device with latency that counts round trips; and a server that exports any
+//! device through NBD.
 //!
-//! All randomness comes from seeds given by the caller, so a seed repeats a failure.
+//! All randomness comes from seeds given by the caller, so the same seed reproduces a failure.
 
 mod device;
 mod distant;

@@ -1,7 +1,7 @@
-//! An NBD server for tests, on a Unix socket: it serves any device, and lies and fails on request.
+//! An NBD server for tests, on a Unix socket. It serves any device, and lies and fails on request.
 //!
-//! Written from the protocol, apart from the client, so that an error of the client is not mirrored
-//! here. Not for other use: it trusts its client.
+//! It was written from the protocol, independently of the client, so that an error of the client is
+//! not repeated here. Do not use it for other purposes: it trusts its client.
 
 use crate::Device;
 use kedge_base::JoinHandle;
@@ -20,22 +20,21 @@ const ALL: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 8;
 pub struct Manners {
     /// Transmission flags of the export.
     pub flags: u16,
-    /// Whether it knows structured replies.
+    /// Whether the server supports structured replies.
     pub structured: bool,
-    /// Replies to reads in several chunks, the last one first.
+    /// Whether the server replies to reads in several chunks, the last one first.
     pub pieces: bool,
-    /// Reports success for a flush and does nothing.
+    /// Whether the server reports success for a flush and does nothing.
     pub ignores_flush: bool,
-    /// Serves FUA writes as plain writes.
+    /// Whether the server treats FUA writes as plain writes.
     pub ignores_fua: bool,
-    /// The number of requests after which all connections are cut, without a reply to the last
-    /// request.
+    /// Number of requests after which all connections are cut, without a reply to the last request.
     pub cut_after: u64,
-    /// The number of requests after which no request gets a reply.
+    /// Number of requests after which no request gets a reply.
     pub mute_after: u64,
     /// The number of the one request that gets no reply.
     pub forgets: u64,
-    /// Largest payload that it accepts.
+    /// Largest payload in bytes that the server accepts.
     pub payload_max: u32,
 }
 
@@ -56,7 +55,7 @@ impl Default for Manners {
     }
 }
 
-/// Serves until it is dropped.
+/// A server that runs until it is dropped.
 pub struct NbdServer {
     socket: PathBuf,
     listener: Arc<UnixListener>,
@@ -74,7 +73,7 @@ struct Shared {
 }
 
 impl NbdServer {
-    /// Serves `device` on a socket that is made at `socket`.
+    /// Serves `device` on a new socket at the path `socket`.
     pub fn serve(socket: &Path, device: Arc<dyn Device>, manners: Manners) -> io::Result<NbdServer> {
         let listener = Arc::new(UnixListener::bind(socket)?);
         let shared = Arc::new(Shared {
@@ -90,12 +89,12 @@ impl NbdServer {
         Ok(NbdServer { socket: socket.to_owned(), listener, shared, accepts })
     }
 
-    /// Requests received, without handshakes.
+    /// Returns the number of requests received, without handshakes.
     pub fn requests(&self) -> u64 {
         self.shared.requests.load(Relaxed)
     }
 
-    /// The default export, as a URI.
+    /// Returns the URI of the default export.
     pub fn uri(&self) -> String {
         format!("nbd+unix:///?socket={}", self.socket.display())
     }
@@ -111,7 +110,7 @@ impl NbdServer {
         self.shared.released.notify_all();
     }
 
-    /// Cuts all connections, as a server that is killed does.
+    /// Cuts all connections, like a server that is killed.
     pub fn cut(&self) {
         self.shared.cut(false);
     }
@@ -121,7 +120,7 @@ impl Drop for NbdServer {
     fn drop(&mut self) {
         self.release();
         self.shared.cut(true);
-        // Wakes the accepting thread, even if the socket has been removed.
+        // The shutdown wakes the accepting thread, even if the socket's file has been removed.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if let Some(thread) = self.accepts.take() {
             drop(thread.join());
@@ -158,7 +157,7 @@ impl Shared {
             streams.1.push(copy);
             drop(streams);
             let mine = self.clone();
-            // A broken connection is the client's error to report.
+            // The client must report a broken connection, so the server ignores the error.
             let serve = move || drop(mine.talk(stream));
             match spawn_named("nbd-serve", serve) {
                 Ok(thread) => threads.push(thread),
@@ -247,7 +246,7 @@ impl Shared {
         }
     }
 
-    /// The bytes of a read, or the protocol's error number.
+    /// Performs a request. Returns the bytes of a read, or the protocol's error number.
     fn perform(
         &self,
         fua: bool,

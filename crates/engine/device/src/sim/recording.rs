@@ -10,16 +10,17 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-/// An event, recorded when it completes. `seq` numbers all events except marks, ascending.
+/// An event, recorded when it completes. `seq` numbers all events except marks, in ascending order.
 #[derive(Clone, Debug)]
 pub enum Event {
     Write {
         seq: u64,
         offset: u64,
         data: Data,
-        /// Durable by itself. False for a FUA write that the device lied about.
+        /// Whether the write is durable by itself. False for a FUA write about which the device
+        /// lied.
         fua: bool,
-        /// The write failed half-way: the sectors that it reached, a bit mask for each block.
+        /// If the write failed half-way, the sectors that it reached, as a bit mask for each block.
         torn: Option<Arc<[u8]>>,
     },
     WriteZeroes {
@@ -34,11 +35,11 @@ pub enum Event {
     },
     Flush {
         seq: u64,
-        /// Writes numbered below this completed before the flush was submitted, so they are
-        /// durable. 0 for a flush that lied.
+        /// Writes with numbers below this completed before the flush was submitted, so the flush
+        /// makes them durable. 0 for a flush about which the device lied.
         covers: u64,
     },
-    /// A flush failed, and no later flush makes the writes numbered below `covers` durable.
+    /// A flush failed. No later flush makes the writes with numbers below `covers` durable.
     FlushLost {
         seq: u64,
         covers: u64,
@@ -70,17 +71,17 @@ pub struct Recording {
     pub events: Vec<Event>,
 }
 
-/// How thoroughly to enumerate.
+/// How many media to enumerate.
 #[derive(Clone, Copy, Debug)]
 pub struct StatePlan {
-    /// Media with whole writes at one point: all subsets of the unflushed writes if there are no
-    /// more than this.
+    /// Maximum number of media without torn writes at one point for a complete enumeration: with at
+    /// most this many subsets of the unflushed writes, all subsets are visited.
     pub subsets: usize,
-    /// Where there are more unflushed writes: all, none and a selection of this many.
+    /// With more subsets than that: all writes, none, and a selection, of this total number.
     pub samples: usize,
-    /// Media with torn writes at one point, in addition.
+    /// Number of additional media with torn writes at one point.
     pub torn: usize,
-    /// Crash only where a test set a mark, not at each event.
+    /// Crash only at marks that a test has set, not at each event.
     pub at_marks_only: bool,
     pub seed: u64,
 }
@@ -93,14 +94,14 @@ impl Default for StatePlan {
 
 /// A medium that a power loss could have left.
 pub struct CrashState {
-    /// Number of events that had happened.
+    /// Number of events before the power loss.
     pub at: usize,
-    /// The last mark among them.
+    /// The last mark among these events.
     pub mark: Option<u64>,
-    /// Unflushed writes that may or may not have landed.
+    /// Number of unflushed writes that may or may not have reached the medium.
     pub pending: usize,
-    /// Whether the next event is a FUA write that had reached the device and was torn.
-    /// [`Recording::state`] cannot repeat such a state.
+    /// Whether the next event is a FUA write that was torn by the power loss. [`Recording::state`]
+    /// cannot reproduce such a state.
     pub in_flight: bool,
     pub choice: Choice,
     pub medium: MemDevice,
@@ -124,29 +125,30 @@ impl Recording {
         medium
     }
 
-    /// The medium with the first `events` events all landed, in order.
+    /// Returns the medium after the first `events` events, all of which reached it in order.
     pub fn prefix(&self, events: usize) -> MemDevice {
         self.state(events, Choice::All)
     }
 
-    /// The medium with what is durable after the first `events` events, and nothing else.
+    /// Returns the medium with only what is durable after the first `events` events.
     pub fn durable(&self, events: usize) -> MemDevice {
         self.state(events, Choice::None)
     }
 
-    /// A random medium after the first `events` events, with torn writes.
+    /// Returns a random medium after the first `events` events, with torn writes.
     pub fn crash(&self, events: usize, seed: u64) -> MemDevice {
         self.state(events, Choice::Torn(seed))
     }
 
-    /// Any medium after the first `events` events. Repeats a [`CrashState`] from its `at` and
-    /// `choice`; replays from the base, so use [`Recording::states`] to walk all of them.
+    /// Returns the medium after the first `events` events for any choice. It reproduces a
+    /// [`CrashState`] from its `at` and `choice`. It replays from the base, so use
+    /// [`Recording::states`] to visit all states.
     pub fn state(&self, events: usize, choice: Choice) -> MemDevice {
         self.medium(events).build(choice)
     }
 
-    /// Media at each point, in the order of events. Each costs a fork and the unflushed writes that
-    /// it keeps.
+    /// Iterates over the media at each point, in the order of events. Each medium costs a fork and
+    /// the writing of its unflushed writes.
     pub fn states(&self, plan: StatePlan) -> States<'_> {
         let medium = Medium::new(self.base.fork());
         let (todo, torn) = (VecDeque::new(), VecDeque::new());
@@ -159,17 +161,17 @@ impl Recording {
     }
 }
 
-/// See [`Recording::states`].
+/// The iterator of [`Recording::states`].
 pub struct States<'a> {
     recording: &'a Recording,
     plan: StatePlan,
     at: usize,
     mark: Option<u64>,
-    /// See [`States::from_mark`].
+    /// Media before this mark are omitted; set by [`States::from_mark`].
     from: Option<u64>,
     medium: Medium,
     todo: VecDeque<Choice>,
-    /// Ways in which the next FUA write may be torn.
+    /// Seeds for the ways in which the next FUA write may be torn.
     torn: VecDeque<u64>,
 }
 
@@ -201,8 +203,8 @@ impl Iterator for States<'_> {
                 }
                 _ if self.plan.at_marks_only => {}
                 Event::Flush { .. } | Event::FlushLost { .. } => self.plan_choices(false),
-                // States without the new write belong to the previous point, under the same mark. A
-                // FUA write is not pending, so every state has it.
+                // Media without the new write belong to the previous point, under the same mark. A
+                // FUA write is not pending, so every medium has it.
                 Event::Write { fua, .. } => self.plan_choices(!fua),
                 Event::WriteZeroes { .. } | Event::Discard { .. } => self.plan_choices(true),
             }
@@ -212,8 +214,8 @@ impl Iterator for States<'_> {
 }
 
 impl States<'_> {
-    /// Leaves out the media before this mark, of marks that ascend. The others are the same as
-    /// without.
+    /// Omits the media before this mark; marks must ascend. The remaining media are the same as
+    /// without this call.
     pub fn from_mark(mut self, mark: u64) -> Self {
         self.from = Some(mark);
         self.todo.clear();
@@ -234,11 +236,11 @@ impl States<'_> {
         SmallRng::seed_from_u64(self.plan.seed ^ salt ^ (self.at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
-    /// A FUA write is durable when it completes. Until then a part of it may be on the medium, as
-    /// with any other write.
+    /// Plans torn states of the next event if it is a FUA write. It is durable when it completes;
+    /// until then any part of it may be on the medium, as with any other write.
     fn plan_torn(&mut self) {
         let next = self.recording.events.get(self.at);
-        // A write of nothing is legal and has no part to tear.
+        // A write of zero blocks is legal and cannot be torn.
         let tears =
             matches!(next, Some(Event::Write { fua: true, torn: None, data, .. }) if data.blocks() > 0);
         if !self.plan.at_marks_only && tears && !self.is_left_out() {

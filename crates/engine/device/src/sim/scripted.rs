@@ -1,11 +1,11 @@
-//! Faults of a real device, as requested in a file. With it, a test in another process chooses when
-//! the device of a serving process begins to fail.
+//! Injects the faults that a file describes into a real device. A test in another process uses the
+//! file to choose when the device of a serving process begins to fail.
 //!
 //! Each line of the file is a fault, `KIND ERRNO COUNT BYTES`: the next COUNT requests of a kind
 //! (`read`, `write`, `flush`) fail with the error number; COUNT 0 means all. A write fails only if
 //! it has a block that begins with BYTES; `*` matches every write. Without the file nothing fails.
-//! Failures are counted by line, from zero when the file's text changes, and recorded in the file
-//! `NAME.struck` beside it, a line for each request.
+//! Failures are counted for each line, from zero when the file's text changes, and recorded in the
+//! file `NAME.struck` beside it, one line for each request.
 
 use super::OpKind;
 use crate::batch::submit_inline;
@@ -32,7 +32,7 @@ struct Script {
 struct Line {
     kind: OpKind,
     errno: i32,
-    /// Failures that remain; `None`: unlimited.
+    /// Number of failures that remain; `None` for no limit.
     left: Option<u64>,
     begins: Vec<u8>,
 }
@@ -70,8 +70,8 @@ impl ScriptedDevice {
     }
 
     fn strike(&self, kind: OpKind, op: &'static str, offset: u64, len: u64, data: &[u8]) -> Result<()> {
-        // Without a file there are no faults. A file that cannot be parsed fails every request, so
-        // that a test cannot pass because its faults were not injected.
+        // Without a file there are no faults. A file that cannot be parsed makes every request
+        // fail, so that a test cannot pass because its faults were not injected.
         let text = std::fs::read_to_string(&self.path).unwrap_or_default();
         let mut script = self.script.lock();
         if script.text != text {

@@ -1,12 +1,12 @@
 //! A volatile write cache in front of a real device: a process that is killed loses exactly the
 //! writes that it has not flushed.
 //!
-//! Killing a daemon alone does not lose writes, since the kernel already has them. With this device
-//! in between, all unflushed writes are lost with the process. The cache is unbounded, since an
-//! eviction would make a write durable early: for tests only.
+//! Killing a daemon alone does not lose writes, because the kernel already has them. With this
+//! device in between, all unflushed writes are lost with the process. The cache is unbounded,
+//! because an eviction would make a write durable early; so it is for tests only.
 //!
-//! Locks: `drain` (one flush or FUA write at a time, so that no older buffered block is written
-//! over a newer FUA write), then the leaf `buffered`, which is never held across a request to the
+//! Locks: `drain` (held during a flush or a FUA write, so that no older buffered block is written
+//! over a newer FUA write), then the leaf `buffered`, which is never held during a request to the
 //! inner device.
 
 use crate::batch::submit_inline;
@@ -16,14 +16,14 @@ use kedge_base::{BLOCK_SIZE, IoBuf, Result};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 
-/// Blocks of one write while draining.
+/// Maximum number of blocks in one write while draining.
 const RUN_MAX: usize = 256;
 
 pub struct VolatileDevice {
     inner: Arc<dyn Device>,
     stats: DeviceStats,
     drain: Mutex<()>,
-    /// A block that is absent is read from the inner device.
+    /// The unflushed blocks. A block that is absent is read from the inner device.
     buffered: RwLock<Pages>,
     name: String,
 }
@@ -40,14 +40,14 @@ impl VolatileDevice {
         }
     }
 
-    /// Whether a kill would lose nothing now.
+    /// Returns whether a kill would lose nothing now.
     pub fn is_clean(&self) -> bool {
         self.buffered.read().is_empty()
     }
 
-    /// Writes the buffered blocks, and drops those that were not written again meanwhile.
+    /// Writes the buffered blocks, and removes those that were not written again in the meantime.
     fn write_back(&self) -> Result<()> {
-        // A clone costs a pointer per chunk, and lets writers continue while the blocks are
+        // A clone costs one pointer for each chunk, and lets writers continue while the blocks are
         // written.
         let snapshot = self.buffered.read().clone();
         let mut run: Vec<(u64, Page)> = Vec::new();
@@ -122,7 +122,7 @@ impl Device for VolatileDevice {
     }
 
     /// Passed on at once: the contract lets a discard take effect at any time, and an immediate
-    /// effect is the hardest case.
+    /// effect is the hardest case for the layers above.
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.geometry().check("discard", offset, len)?;
         let _drain = self.drain.lock();

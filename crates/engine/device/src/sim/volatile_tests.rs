@@ -46,7 +46,7 @@ fn only_flush_and_fua_reach_the_inner_device() {
     assert_eq!(inner.stats().writes.get(), 0);
     device.write(B, &filled(3), true).unwrap();
     assert_eq!((inner.stats().writes.get(), inner.stats().fua_writes.get()), (1, 1));
-    assert_eq!(inner.view().bytes(0, 1), [0], "a FUA write takes nothing along");
+    assert_eq!(inner.view().bytes(0, 1), [0], "a FUA write flushes no others");
     device.flush().unwrap();
     assert_eq!(inner.pending(), 0, "what is flushed is durable below");
     assert_eq!((inner.view().bytes(0, 1), inner.view().bytes(B, 1)), (vec![1], vec![3]));
