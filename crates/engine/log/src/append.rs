@@ -1,11 +1,11 @@
-//! Append: a record gets its position. Commit must not wait for space or the device, so nothing
-//! here waits for them.
+//! Append: a record gets its LSN. Commit must not wait for log space or for the device, so no
+//! function of this file waits for them.
 //!
-//! A record takes its place by one atomic step ([`crate::tip`]) and is copied into the lane of its
-//! thread ([`crate::stage`]). With a copy under the log's mutex, creations stopped scaling at four
-//! simulated processors: a lock for which threads sleep costs a wake-up for each record. The mutex
-//! is taken only by a record that does not fit into the open batch, or meets one that is being
-//! closed.
+//! One atomic step assigns the record its range of the log ([`crate::tip`]); then the record is
+//! copied into the lane of its thread ([`crate::stage`]). The rejected alternative is a copy under
+//! the log's mutex: creations stopped scaling at four simulated processors, because a lock on which
+//! threads sleep costs a wake-up for each record. The mutex is taken only for a record that does
+//! not fit into the open batch or finds the batch being closed.
 
 use crate::config::RECORD_MAX;
 use crate::reserve::Reservation;
@@ -20,7 +20,7 @@ use kedge_base::trace::{self, Event};
 use std::sync::Arc;
 
 impl Log {
-    /// Appends one record within a reservation. Never waits, does no IO.
+    /// Appends one record within a reservation. Never waits and does no IO.
     ///
     /// # Panics
     /// If the record exceeds what is left of the reservation, is empty or longer than
@@ -31,25 +31,27 @@ impl Log {
         self.append_for(reservation, charge, record)
     }
 
-    /// [`Log::append`] of the reservation's last record. Also returns the rest of the reservation
-    /// in the same step, which saves the step at the drop.
+    /// Does what [`Log::append`] does, for the last record of the reservation. It returns the
+    /// unused rest of the reservation in the same atomic step, so that dropping the reservation
+    /// needs none.
     pub fn append_last(&self, reservation: &mut Reservation, record: &[u8]) -> RecordLsn {
         let charge = reservation.spend(record.len()) + reservation.spend_rest();
         self.append_for(reservation, charge, record)
     }
 
-    /// `charge`: the bytes that the reservation pays for the record.
+    /// `charge` is the number of bytes that the append takes from the reservation. It returns those
+    /// that the record does not need.
     fn append_for(&self, reservation: &Reservation, charge: u64, record: &[u8]) -> RecordLsn {
         let shared = &*self.shared;
         assert!(!record.is_empty() && record.len() <= RECORD_MAX, "a record has 1 to RECORD_MAX bytes");
         assert!(Arc::ptr_eq(&self.shared, &reservation.shared), "a reservation belongs to one log");
         let mut wake = Wake::default();
-        // Broken on purpose: a log write can take the batch before it has the record.
+        // Broken on purpose: a log write can take the batch before the lane has the record.
         let early = broken::is(Variant::UnfilledBatch).then(|| shared.place(record.len(), &mut wake));
         let mut lane = shared.stage.lane();
         let placed = early.unwrap_or_else(|| shared.place(record.len(), &mut wake));
         lane.add(&placed, record);
-        // Until the lane is unlocked, the batch is not durable, so the tail is not beyond it.
+        // While the lane is locked, no write of the batch can complete. So the tail cannot pass it.
         let used = shared.used_up_to(&placed);
         drop(lane);
         let rest =
@@ -65,9 +67,9 @@ impl Log {
         RecordLsn { start: placed.start, end: placed.end, write_start: placed.base }
     }
 
-    /// Closes the open batch if it holds records. Returns the position at which the next record's
-    /// log write will start. If no append runs meanwhile, the position is an exact cut: records
-    /// appended before the call lie below it, later ones do not.
+    /// Closes the open batch if it holds records. Returns the LSN at which the log write with the
+    /// next record will start. If no append runs concurrently, the LSN is an exact cut: records
+    /// appended before the call lie below it, later records do not.
     pub fn seal(&self) -> Lsn {
         let mut wake = Wake::default();
         let mut state = self.shared.state.lock();
@@ -80,9 +82,9 @@ impl Log {
 }
 
 impl Shared {
-    /// Gives a record its place. The lane of its thread is locked.
+    /// Assigns a record its range of the log. The caller holds the lock of its thread's lane.
     fn place(&self, record: usize, wake: &mut Wake) -> Placed {
-        // Traced events must have the order of the log.
+        // With tracing, the mutex keeps the traced events in the order of the log.
         if !trace::COLLECTS
             && let Some(placed) = self.tip.place(record)
         {
@@ -94,14 +96,15 @@ impl Shared {
                 trace::note(|| Event::Append { start: placed.start, end: placed.end });
                 return placed;
             }
-            // No other thread closes a batch, so the record does not fit. It fits into an empty
-            // batch, unless other threads fill that first.
+            // No other thread is closing a batch, since the mutex is held. So the record does not
+            // fit into the open batch. It fits into an empty batch, unless other threads fill that
+            // first.
             state.seal_open(wake);
         }
     }
 
-    /// Bytes of the ring that the log uses up to a record. The ring beyond the tail's next lap
-    /// holds log that is still needed: a panic is better than overwriting it.
+    /// Returns the bytes of the ring in use up to the end of a record. Panics if they exceed the
+    /// ring: the log would overwrite records that are still needed.
     fn used_up_to(&self, placed: &Placed) -> u64 {
         let used = placed.padded_end().0 - self.tail.load(Acquire);
         assert!(used <= self.ring.bytes(), "log of {used} bytes in a ring of {}", self.ring.bytes());

@@ -1,21 +1,21 @@
-//! A closed batch: one log write, from the moment at which its last record has a place until it is
-//! on the device.
+//! A closed batch, which becomes one log write. It exists from the time when it accepts no more
+//! records until it is on the device.
 
 use crate::stage::Stage;
 use crate::stats::ForceCause;
 use kedge_base::{BLOCK_SIZE, Epoch, IoBuf, Lsn};
 use kedge_format::logwrite::{HEADER_SIZE, LogKey, WriteHeader};
 
-/// Records between two block-aligned positions. None is empty.
+/// The records between two block-aligned LSNs. A batch has at least one record.
 pub(crate) struct Batch {
-    /// Position of the header.
+    /// LSN of the header of the log write.
     pub base: Lsn,
     /// End of the last record.
     pub head: Lsn,
     pub wanted: Wanted,
 }
 
-/// What is known of the forces whose target is in a batch.
+/// The forces whose target is in a batch: their number, and the strongest reason for them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     pub forces: u32,
@@ -25,7 +25,7 @@ pub(crate) struct Wanted {
 /// Why a batch is written.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Asked {
-    /// It is full, or a checkpoint or a search for space needs it.
+    /// No force for durability: the batch is full, or a checkpoint or a search for space needs it.
     No,
     ByTimer,
     ByOperation,
@@ -46,17 +46,17 @@ impl Asked {
 }
 
 impl Batch {
-    /// Bytes on the device.
+    /// Returns the length of the log write in bytes.
     pub(crate) fn padded(&self) -> u64 {
         (self.head.0 - self.base.0).next_multiple_of(BLOCK_SIZE as u64)
     }
 
-    /// Where the next batch starts.
+    /// Returns the LSN at which the next batch starts.
     pub(crate) fn end(&self) -> Lsn {
         Lsn(self.base.0 + self.padded())
     }
 
-    /// The log write, except for its records, which [`Write::fill`] adds without the log's mutex.
+    /// Makes the log write without its records. [`Write::fill`] adds them later, without the mutex.
     pub(crate) fn into_write(self, buf: IoBuf, epoch: Epoch, tail_lsn: Lsn, durable_lsn: Lsn) -> Write {
         let header = WriteHeader {
             epoch,
@@ -71,7 +71,7 @@ impl Batch {
     }
 }
 
-/// A batch that a leader has taken to write it.
+/// A batch that a leader has taken and will write.
 pub(crate) struct Write {
     pub header: WriteHeader,
     head: Lsn,
@@ -80,9 +80,9 @@ pub(crate) struct Write {
 }
 
 impl Write {
-    /// Adds the records, and the header that seals them.
+    /// Adds the records and seals the write with its header.
     pub(crate) fn fill(&mut self, stage: &Stage, key: &LogKey) {
-        // Padding and gaps are zero.
+        // Clears the buffer, because padding and gaps must be zero.
         self.buf.resize(0);
         self.buf.resize(self.header.blocks as usize);
         self.header.records = stage.fill(self.header.lsn, self.head, &mut self.buf);

@@ -7,8 +7,8 @@ const KEY: LogKey = LogKey { uuid: uuid::Uuid::from_u128(7), secret: LogSecret(*
 const MAX: usize = WRITE_BLOCKS_MAX as usize * BLOCK_SIZE;
 
 proptest! {
-    /// Records of any lengths are framed so that the header and the frames give them back at the
-    /// positions that their appends returned.
+    /// Records of any lengths are framed so that decoding the write returns them at the LSNs that
+    /// their appends returned.
     #[test]
     fn records_come_back_at_their_positions(
         lens in prop::collection::vec(1..90_000usize, 1..40),
@@ -34,7 +34,7 @@ proptest! {
         let (base, head) = tip.close().expect("records");
         prop_assert_eq!((tip.head(), tip.base()), (end, end), "the next batch starts after the padding");
         let batch = Batch { base, head, wanted: Wanted::NOT };
-        // The buffer of an earlier batch.
+        // The buffer still has the contents of an earlier batch.
         let old = IoBuf::from_bytes(&[0xaa; 3 * BLOCK_SIZE]);
         let mut write = batch.into_write(old, Epoch(3), Lsn(0), Lsn(0));
         write.fill(&stage, &KEY);

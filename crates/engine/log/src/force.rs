@@ -1,32 +1,32 @@
-//! Force: everything up to an LSN becomes durable. Force waits; commit does not.
+//! Force: makes everything up to an LSN durable. Force waits; commit does not.
 //!
 //! # Group commit
-//! A force whose target is in no write yet becomes a *leader* if a slot is free. It takes the
-//! oldest unwritten batch, calls the barrier and writes, in its own thread. That batch is normally
-//! the open one, with all records appended so far. So a thread that appends and forces pays for one
-//! device write and for no switch to another thread.
+//! A force whose target is not yet in a write becomes a *leader* if a slot is free. The leader
+//! takes the oldest unwritten batch, calls the barrier and writes the batch, all in its own thread.
+//! Normally this is the open batch, with all records appended so far. So a thread that appends and
+//! forces needs one device write and no switch to another thread.
 //!
 //! A force whose target is in a write in flight waits for that write. A force that finds no free
-//! slot waits while the open batch gathers records. The first of these leads the next write, which
-//! contains the records of all.
+//! slot waits while the open batch gathers records. The first of these waiting forces leads the
+//! next write, which contains the records of all of them.
 //!
-//! A write starts beside others in flight only if it will complete at least as many forces as they
-//! will. With few threads every force then writes at once, in parallel. With many threads the
+//! A write starts beside others in flight only if it will complete at least as many forces as those
+//! others. So with few threads every force writes at once, in parallel, and with many threads the
 //! groups stay large. Two alternatives were measured in forces per second, on a file opened with
 //! O_DIRECT and O_DSYNC. Starting a write whenever a slot is free splits groups into small writes:
 //! the present rule is as fast with 2 threads, faster with 4, and a quarter faster with 16.
-//! Compared with one write at a time, it is ten times as fast with 2 threads, faster with 4, and as
-//! fast with 16.
+//! Compared with a single write at a time, the present rule is ten times as fast with 2 threads,
+//! faster with 4, and as fast with 16.
 //!
-//! A completed write wakes the forces whose target the durable prefix has reached, and one force
-//! that may lead the next write, and no other.
+//! A completed write wakes the forces whose target is now durable, and one further force that may
+//! lead the next write. It wakes no others.
 //!
 //! # Why no wake-up is lost
 //! If the target of a waiter is beyond `taken`, a thread must check for a free slot whenever one
-//! may have become free. That can happen only when a batch is taken, a write completes, a batch is
-//! sealed or a force arrives. The first three end in [`State::pump`], which wakes the first such
-//! waiter (or a writer thread) to check. An arriving force checks by itself. If a woken thread
-//! finds nothing to do, another thread's `take` was faster, and that `take` has called `pump` in
+//! may have become available. That can happen only when a batch is taken, a write completes, a
+//! batch is sealed or a force arrives. The first three end in [`State::pump`], which wakes the
+//! first such waiter (or a writer thread) to check. An arriving force checks by itself. If a woken
+//! thread finds nothing to do, another thread took the batch first, and its `take` called `pump` in
 //! turn.
 
 use crate::batch::{Asked, Write};
@@ -40,17 +40,18 @@ use kedge_base::lock::{Rank, assert_may_wait};
 use kedge_base::trace::{self, Event};
 use kedge_base::{Error, Lsn, Result, without_panic};
 
-/// The kind of thread that makes a log write.
+/// The kind of thread that leads a log write.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Leader {
-    /// A thread that forces the log and waits.
+    /// A thread that called [`Log::force`] and waits for the result.
     Caller,
     /// A writer thread.
     Writer,
 }
 
 impl Log {
-    /// Makes everything below `upto` durable. A position beyond the head means the head. Blocks.
+    /// Makes everything below `upto` durable, or everything up to the head if `upto` is beyond it.
+    /// Blocks until then.
     pub fn force(&self, upto: Lsn, cause: ForceCause) -> Result<()> {
         self.shared.stats.count_force(cause);
         if let Some(answer) = self.shared.answer_now(upto) {
@@ -63,14 +64,15 @@ impl Log {
         result
     }
 
-    /// The times of the write that made `target` durable, if it is among the most recent writes.
+    /// Returns the times of the write that made `target` durable, or `None` if that write is not
+    /// among the most recent ones.
     pub fn write_of(&self, target: Lsn) -> Option<WriteTimes> {
         self.shared.recent.covering(target)
     }
 
-    /// [`Log::force`] without blocking: a writer thread of the log calls `done`, or this call does
-    /// if there is nothing to wait for. `done` must not block, since it would keep a writer thread
-    /// from delivering other results.
+    /// Does what [`Log::force`] does without blocking. A writer thread of the log calls `done` with
+    /// the result; if there is nothing to wait for, this function calls it. `done` must not block,
+    /// because it would keep a writer thread from delivering other results.
     pub fn force_async(&self, upto: Lsn, cause: ForceCause, done: Callback) {
         let shared = &*self.shared;
         shared.stats.count_force(cause);
@@ -98,13 +100,14 @@ impl Log {
     }
 }
 
-/// The error of every call after [`Log::stop`].
+/// The error of calls after [`Log::stop`].
 pub(crate) fn stopped() -> Error {
     Error::Shutdown("the log was stopped".into())
 }
 
 impl Shared {
-    /// The result of a force that needs neither IO nor the lock.
+    /// Returns the result of a force if the force needs no IO: after a shutdown, or if `upto` is
+    /// durable.
     fn answer_now(&self, upto: Lsn) -> Option<Result<()>> {
         if self.dead.load(Acquire) {
             return Some(self.state.lock().check_alive());
@@ -147,21 +150,21 @@ impl Shared {
         }
     }
 
-    /// Takes the oldest unwritten batch to write it.
+    /// Hands the oldest unwritten batch to the calling leader.
     pub(crate) fn take(&self, state: &mut State, wake: &mut Wake) -> Write {
         state.take(self.epoch, wake)
     }
 
-    /// A leader's work: barrier, seal, write, wake. After the barrier, all records in the batch
-    /// have been applied. If one could not be, the log is shut down, and the batch must not be
-    /// written.
+    /// Does a leader's work: barrier, seal, write, wake. When the barrier returns, all records of
+    /// the batch have been applied. If a record could not be applied, the log is shut down by then,
+    /// and the batch must not be written.
     pub(crate) fn write(&self, mut write: Write, leader: Leader) -> Result<()> {
         let started = self.clock.monotonic();
-        // The batch is closed: all appends to it have happened, and so have the data writes to
-        // which they refer.
+        // The batch is closed, so all its records have been appended, and the data writes to which
+        // they refer have completed.
         self.stats.barriers.inc();
         let mut barrier_over = started;
-        // A panic must not leave the write in flight, or all later forces would wait for it
+        // A panic must not leave the write in flight, because all later forces would wait for it
         // forever.
         let result = without_panic("a log write", || {
             // Broken on purpose: the data to which the records refer is not flushed.
@@ -204,10 +207,10 @@ impl Shared {
             state.nudge(&mut wake);
         }
         state.pump(&mut wake);
-        // A writer thread delivers a single result itself, next; waking another thread for it would
-        // cost a useless switch. Two threads deliver several results.
+        // A writer thread delivers a single result itself as its next step: waking another thread
+        // would cost a useless switch. Several results are delivered by two threads.
         wake.answers &= leader == Leader::Caller || state.answers.len() > 1;
-        // A stopping writer thread ends when the last write is done.
+        // When the last write is done, stopping writer threads end; wake them to check.
         wake.writers_all |= state.stopping;
         drop(state);
         wake.fire(&self.writers);

@@ -1,19 +1,20 @@
-//! The log: a ring of blocks on the device that takes records in the order in which they take
+//! The log: a ring of blocks on the device that stores records in the order in which they take
 //! effect.
 //!
 //! # Life of a record
-//! 1. **reserve** (`reserve`): promises log bytes. This is the only step that may wait, for space
-//!    or for memory. Where the ring has holes, it fills them ahead of the log (`backing`).
-//! 2. **append** (`append`): gives the record its final position in the *open batch*, which is its
-//!    LSN, and keeps its bytes (`tip`, `stage`). It waits for no space and does no IO.
-//! 3. **seal** (`batch`): the open batch is closed and padded to a block. The next one starts after
-//!    the padding.
-//! 4. **force** (`force`): a leader collects the bytes of the oldest batch and writes it with one
-//!    FUA write (group commit). A force that waits for a record in it returns once everything
-//!    before it is durable too.
-//! 5. **tail** (`tail`): a checkpoint makes the record unnecessary. Its place in the ring may be
+//! 1. **reserve** (`reserve`): sets log bytes aside. Only this step may wait, for space or for
+//!    memory. Where the ring has holes, it fills them with zeros ahead of the log (`backing`).
+//! 2. **append** (`append`): assigns the record its final range in the *open batch*, and thereby
+//!    its LSN, and keeps its bytes (`tip`, `stage`). It neither waits for space nor does IO.
+//! 3. **seal** (`batch`): the open batch is closed and padded to a block. The next batch starts
+//!    after the padding.
+//! 4. **force** (`force`): a leader collects the bytes of the oldest batch and writes them with one
+//!    FUA write (group commit). A force that waits for a record of the batch returns once
+//!    everything before the record is durable too.
+//! 5. **tail** (`tail`): a checkpoint makes the record unnecessary. Its bytes of the ring may be
 //!    reserved again.
-//! 6. **scan** (`scan`): after a crash, recovery finds what was forced and not checkpointed.
+//! 6. **scan** (`scan`): after a crash, recovery finds the records that were forced and not yet
+//!    checkpointed.
 //!
 //! # Invariants
 //! 1. `tail <= durable <= taken <= open batch's base <= head`, and `padded head - tail + reserved
@@ -26,19 +27,19 @@
 //!    record never becomes durable before the data to which it refers, nor before its caller has
 //!    applied it.
 //! 5. The first failed write or barrier latches *shutdown*. Nothing is retried, and no write starts
-//!    afterwards. Every waiter wakes with an error, and every later force or reservation gets one.
-//!    A leader checks the latch once more between barrier and write.
+//!    afterwards. Every waiter wakes with an error, and every later force or reservation fails with
+//!    one. A leader checks the latch again between barrier and write.
 //! 6. A panic in a write, a barrier or a callback latches shutdown with the panic's message. No
 //!    thread of the log ends while an operation may be waiting for it.
 //!
 //! # Files
-//! A file uses only those before it:
-//! 1. values: `config`, `stats`, `ring` (positions), `wait` (waiters);
+//! A file uses only files that come before it in this list:
+//! 1. values: `config`, `stats`, `ring` (LSNs and device offsets), `wait` (waiters);
 //! 2. the state and its transitions, without IO and without waiting: `room` and `queue` (log
-//!    bytes), `tip` and `stage` (places and bytes of records), `batch`, `backing` (holes), `state`;
-//! 3. `shared`: the locked state beside the device, the clock and the barrier;
+//!    bytes), `tip` and `stage` (ranges and bytes of records), `batch`, `backing` (holes), `state`;
+//! 3. `shared`: the locked state together with the device, the clock and the barrier;
 //! 4. operations: `reserve`, `append`, `tail`, `force`, then `writer`;
-//! 5. this file puts the log together. Recovery's `scan` uses only `config` and `ring`.
+//! 5. this file, which combines the others. Recovery's `scan` uses only `config` and `ring`.
 //!
 //! # Locks
 //! One short mutex (`Rank::LogState`) guards everything above, except that most reservations and
@@ -92,7 +93,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 impl Log {
     /// Opens the log for writing at `config.head`. If no writer thread can be started, the log is
-    /// opened shut down, with that reason.
+    /// shut down from the start, with that reason.
     pub fn new(
         device: Arc<dyn Device>,
         clock: Arc<dyn Clock>,
@@ -140,22 +141,22 @@ impl Log {
         *self.shared.pressure.lock() = Some(pressure);
     }
 
-    /// Latches shutdown: every waiter wakes with an error, and nothing more is written. The first
-    /// reason is kept.
+    /// Latches shutdown: every waiter wakes with an error, and nothing more is written. The reason
+    /// of the first call is kept.
     pub fn shutdown(&self, reason: &Error) {
         self.shared.shut_down(reason);
     }
 
-    /// Why the log was shut down.
+    /// Returns why the log was shut down, or `None` if it was not.
     pub fn shutdown_reason(&self) -> Option<Error> {
-        // Every operation calls this, so the common case takes no lock.
+        // Every operation calls this function, so the common case takes no lock.
         if !self.shared.dead.load(Acquire) {
             return None;
         }
         self.shared.state.lock().dead.clone()
     }
 
-    /// When the log was shut down, in seconds since 1970.
+    /// Returns when the log was shut down, in seconds since 1970.
     pub fn shutdown_since(&self) -> Option<i64> {
         self.shared.dead_since.get().copied()
     }
@@ -164,8 +165,8 @@ impl Log {
         &self.shared.stats
     }
 
-    /// Lets the writer threads finish their work, joins them and shuts the log down. Does not
-    /// force: records that were appended and not forced are lost.
+    /// Lets the writer threads finish their work, joins them and shuts the log down. Does not force
+    /// the log: records that were appended but not forced are lost.
     pub fn stop(&self) {
         writer::stop(&self.shared);
     }

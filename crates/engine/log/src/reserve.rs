@@ -1,8 +1,8 @@
 //! Reservations: log bytes set aside before an operation takes any lock.
 //!
 //! # Memory
-//! Appends cannot wait, so memory is bounded here: reservations wait while too many sealed bytes
-//! wait for the device.
+//! Appends cannot wait, so the memory of batches is bounded by reservations: they wait while too
+//! many sealed bytes have not reached the device.
 
 use crate::queue::RECORD_OVERHEAD;
 use crate::room::ReserveClass;
@@ -14,11 +14,11 @@ use kedge_base::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often a waiting reservation requests space again. A request that arrived just before the end
-/// of a checkpoint would otherwise be lost.
+/// Interval at which a waiting reservation requests space again. Without the repetition, a request
+/// made just before the end of a checkpoint would have no effect.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Log bytes set aside. Its drop returns the rest.
+/// Log bytes set aside for an operation. Dropping the value returns the unused bytes.
 #[must_use]
 pub struct Reservation {
     pub(crate) shared: Arc<Shared>,
@@ -26,7 +26,7 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Takes the charge of a record of `record` bytes out of the reservation.
+    /// Takes the charge for a record of `record` bytes out of the reservation and returns it.
     pub(crate) fn spend(&mut self, record: usize) -> u64 {
         let charge = record as u64 + RECORD_OVERHEAD;
         assert!(
@@ -38,20 +38,21 @@ impl Reservation {
         charge
     }
 
-    /// Takes everything that is left.
+    /// Takes and returns all bytes that are left.
     pub(crate) fn spend_rest(&mut self) -> u64 {
         std::mem::take(&mut self.left)
     }
 
-    /// Longest record that still fits.
+    /// Returns the length of the longest record that still fits.
     pub fn bytes_left(&self) -> u64 {
         self.left.saturating_sub(RECORD_OVERHEAD)
     }
 
-    /// Adds `bytes` to the reservation, if they are available now. Never waits.
+    /// Adds `bytes` to the reservation if they are available at once. Returns whether they were.
+    /// Never waits.
     pub fn grow(&mut self, bytes: u64, class: ReserveClass) -> bool {
         let mut state = self.shared.state.lock();
-        // Writing zeros ahead of the log is IO, so bytes that are not backed yet are not available.
+        // Writing zeros ahead of the log is IO, so bytes without backing count as unavailable.
         let backed = state.is_backed(self.shared.ring.bytes(), bytes, class);
         let granted = backed && state.reserve_now(bytes, class).is_none();
         drop(state);
@@ -71,7 +72,8 @@ impl Drop for Reservation {
 }
 
 impl Shared {
-    /// Locks the state of a live log once the ring is backed for a reservation of `charge`.
+    /// Waits until the ring is backed for a reservation of `charge` bytes. Returns the locked
+    /// state, or an error if the log is shut down or the host is full.
     fn lock_backed(&self, charge: u64, class: ReserveClass) -> Result<MutexGuard<'_, State>> {
         let mut state = self.state.lock();
         loop {
@@ -95,9 +97,9 @@ impl Shared {
 }
 
 impl Log {
-    /// Sets aside log bytes for one record of at most `bytes` bytes. For `n` records of `bytes` in
-    /// all, pass `bytes + (n - 1) * RECORD_OVERHEAD`. The call may wait for space, so the caller
-    /// must hold no lock that a checkpoint takes.
+    /// Sets aside log bytes for one record of at most `bytes` bytes. For `n` records with a total
+    /// of `bytes` bytes, pass `bytes + (n - 1) * RECORD_OVERHEAD`. The call may wait for space, so
+    /// the caller must not hold a lock that a checkpoint takes.
     pub fn reserve(&self, bytes: u64, class: ReserveClass) -> Result<Reservation> {
         let charge = self.charge(bytes, class)?;
         assert_may_wait(Rank::LogReservation);
@@ -127,12 +129,13 @@ impl Log {
         Reservation { shared: self.shared.clone(), left: charge }
     }
 
-    /// Whether any reservation is waiting.
+    /// Returns whether any reservation is waiting.
     pub fn has_waiters(&self) -> bool {
         self.shared.state.lock().reserve.is_waited_for()
     }
 
-    /// [`Log::reserve`] for callers that must not wait: `None` if it would wait.
+    /// Does what [`Log::reserve`] does, for callers that must not wait. Returns `None` if the
+    /// reservation would have to wait.
     pub fn try_reserve(&self, bytes: u64, class: ReserveClass) -> Result<Option<Reservation>> {
         let charge = self.charge(bytes, class)?;
         let room = &self.shared.room;

@@ -1,18 +1,19 @@
-//! Positions: of a record in the log, and of the log on the device, where an LSN is `lsn % ring`
-//! bytes after the start of the ring.
+//! Positions: the LSNs of a record, and the mapping of LSNs to the device, where an LSN is stored
+//! `lsn % ring` bytes after the start of the ring.
 
 use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf, Lsn, Result};
 use kedge_device::Device;
 
-/// The position of a record.
+/// The LSNs of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecordLsn {
-    /// First byte (of its frame).
+    /// First byte of the record's frame.
     pub start: Lsn,
-    /// End of its last byte. The record is durable if and only if the log's durable LSN reaches it.
+    /// End of the record's last byte. The record is durable if and only if the log's durable LSN is
+    /// at or above this LSN.
     pub end: Lsn,
-    /// Start of the log write that holds it. To keep the record, keep the tail at or below *this*
-    /// position: a scan that begins at a later position cannot read the record.
+    /// Start of the log write that holds the record. To keep the record readable, the tail must not
+    /// pass this LSN: a scan from a later LSN cannot read the record.
     pub write_start: Lsn,
 }
 
@@ -32,23 +33,23 @@ impl Ring {
         self.bytes
     }
 
-    /// Device offset of a position.
+    /// Returns the device offset at which an LSN is stored.
     pub(crate) fn offset(&self, lsn: Lsn) -> u64 {
         self.start.byte_offset() + lsn.0 % self.bytes
     }
 
-    /// The block that holds a position.
+    /// Returns the block in which an LSN is stored.
     pub(crate) fn block(&self, lsn: Lsn) -> BlockNo {
         BlockNo(self.offset(lsn) / BLOCK_SIZE as u64)
     }
 
-    /// Bytes from a position to the ring's end.
+    /// Returns the number of bytes from an LSN to the end of the ring.
     pub(crate) fn until_end(&self, lsn: Lsn) -> u64 {
         self.bytes - lsn.0 % self.bytes
     }
 
-    /// Writes whole blocks durably, in two parts if they cross the ring's end. A crash between the
-    /// two leaves a write whose CRC does not match, like any torn write.
+    /// Writes whole blocks with FUA, in two parts if they cross the end of the ring. After a crash
+    /// between the two parts the CRC of the write does not match, as with any torn write.
     pub(crate) fn write(&self, device: &dyn Device, lsn: Lsn, buf: &IoBuf) -> Result<()> {
         let first = self.until_end(lsn);
         if buf.len() as u64 <= first {

@@ -21,7 +21,7 @@ proptest! {
         prop_assert_eq!(ring.block(Lsn(lsn)), BlockNo(at / BLOCK));
     }
 
-    /// Also across the end of the ring, and no block but its own is written.
+    /// Also covers writes that cross the end of the ring. A write changes no other blocks.
     #[test]
     fn a_write_is_found_block_by_block_at_its_positions(
         blocks in 1..16u64,

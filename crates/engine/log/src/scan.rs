@@ -1,11 +1,12 @@
-//! Scan: recovery's walk over the log writes from the tail to the end of the log.
+//! Scan: recovery reads the log writes from the tail to the end of the log.
 //!
-//! A write is *valid* by the numbered rules of [`kedge_format::logwrite`]. The walk takes valid
-//! writes. The first position without a valid write is the *stop*. Recovery must then distinguish
-//! the end of the log from the loss of acknowledged records, so it also reads beyond the stop.
+//! A write is *valid* by the numbered rules of [`kedge_format::logwrite`]. The scan takes valid
+//! writes in order. The first position without a valid write is the *stop*. It may be the end of
+//! the log, or acknowledged records may have been lost there. To distinguish these, recovery also
+//! reads beyond the stop.
 //!
-//! Only a header with a correct tag counts as a header. Bytes that a user could have placed there
-//! do not.
+//! Only a header with a correct tag counts as a header, because a user could have put any other
+//! bytes there.
 //!
 //! # At the expected position
 //! | row | header (1, 3, 6) | hashes (2) | epoch (4) | LSN (5) | tail | frames (7) | then |
@@ -33,41 +34,43 @@
 //! | @Q | yes | ok | same  | expected  | fine         | above stop   | corrupt: the write at the stop was durable and is not valid |
 //! | @R | yes | ok | same  | expected  | fine         | not above it | nothing: was in flight beside the one that did not make it |
 //!
-//! Errors and debug lines name the row that decided, as `@C`. An LSN is "expected" if it is the
-//! position of that place in this lap. It is of a "later lap" if it is a whole number of rings
-//! more.
+//! Errors and debug messages contain the row that decided, as `@C`. An LSN is "expected" if it is
+//! the LSN of that position in this lap, and of a "later lap" if it is larger by a multiple of the
+//! ring's size.
 //!
 //! # How far the scan reads beyond the stop
 //! Suppose that the write at the stop had been acknowledged. The first write composed after that
 //! has a durable LSN above the stop. A write is composed only while fewer than `IN_FLIGHT_MAX`
-//! writes are between the durable prefix and it. So at most `IN_FLIGHT_MAX - 1` others are between
-//! the two, each of at most `WRITE_BLOCKS_MAX` blocks. It therefore starts within `IN_FLIGHT_MAX *
-//! WRITE_BLOCKS_MAX` blocks of the stop.
+//! writes lie between the durable prefix and that write. So at most `IN_FLIGHT_MAX - 1` writes of
+//! at most `WRITE_BLOCKS_MAX` blocks lie between the stop and the proof, and the proof starts
+//! within `IN_FLIGHT_MAX * WRITE_BLOCKS_MAX` blocks of the stop.
 //!
-//! If there is no such write, the lost write was the last. It cannot be distinguished from a write
-//! that never completed. A device that keeps what it acknowledged does not lose it.
+//! If no such write exists, the lost write was the last one. It cannot be distinguished from a
+//! write that never completed. A device that keeps what it acknowledged does not lose such a write.
 //!
-//! The scan reads nothing beyond `from + ring`, where it would meet the blocks with which it began.
+//! The scan reads nothing at or beyond `from + ring`, where the ring's blocks from `from` on would
+//! repeat.
 //!
-//! Beyond the stop a write is read as a whole only if its header would decide something. If the
-//! header is that of row @M, @N or @R, its body makes no difference, because @K decides the same.
+//! Beyond the stop a write is read as a whole only if its header alone leads to a decision. For a
+//! header of row @M, @N or @R the body makes no difference, because row @K has the same result.
 //!
 //! # Reading a part again
-//! A caller that cannot keep all records calls [`scan_again`] for the rest. It needs no proof of
-//! the end: the scan has found it, and nothing was written since. So it reads nothing beyond the
-//! end.
+//! A caller that cannot keep all records in memory calls [`scan_again`] for the rest. The second
+//! scan reads nothing beyond the end of the log: the first scan has established the end, and
+//! nothing was written since.
 //!
 //! # Reading ahead
-//! The walk judges one position after another, but the reads need not wait for it. They are in
-//! flight up to `AHEAD` bytes ahead of it, the distance that the walk reads beyond the stop. So
-//! wherever the stop is, the walk needs almost all of those bytes anyway, and a log of 1 GiB on a
+//! The scan judges one position after another, but the reads need not wait for it. Reads are in
+//! flight up to `AHEAD` bytes ahead, which is the distance that the scan reads beyond the stop. So
+//! wherever the stop is, the scan needs almost all of these bytes anyway. A log of 1 GiB on a
 //! device that takes 10 ms for a read costs the time of 256 reads instead of 4,096. The distance
-//! does not follow the measured latency: a shorter one would save nothing, and a longer one would
-//! read bytes that are not needed.
+//! does not depend on the measured latency: a shorter distance would save nothing, and a longer one
+//! would read bytes that are not needed.
 //!
-//! A failed read is not an error yet. When the walk reaches it, it reads the bytes that it needs,
-//! block by block, and only an error of that ends the scan. So the scan fails if and only if the
-//! device cannot read bytes on which a decision depends, whatever else was read with them.
+//! A failed read ahead is not an error yet. When the scan reaches its range, it reads the bytes
+//! that it needs block by block, and only an error of these reads ends the scan. So the scan fails
+//! if and only if the device cannot read bytes on which a decision depends, regardless of the other
+//! bytes of the same read.
 
 use crate::config::IN_FLIGHT_MAX;
 use crate::ring::{RecordLsn, Ring};
@@ -77,71 +80,72 @@ use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, LSN_MAX, LogKey, WRITE_BLO
 use std::cmp::Ordering;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Bytes of a device read. More would not stay in the processor's cache.
+/// Bytes of a device read. A larger piece would not stay in the processor's cache.
 const PIECE: u64 = 256 << 10;
-/// How far reads are ahead of the walk; see "Reading ahead".
+/// Distance of the reads ahead of the scan in bytes; see "Reading ahead".
 const AHEAD: u64 = LOOK_BEYOND;
 const RING_MAX: u64 = kedge_format::superblock::LOG_MAX / BLOCK;
-/// See "How far the scan reads beyond the stop".
+/// Bytes that are read beyond the stop; see "How far the scan reads beyond the stop".
 const LOOK_BEYOND: u64 = IN_FLIGHT_MAX as u64 * WRITE_BLOCKS_MAX as u64 * BLOCK;
 
-/// The log as the superblock slot describes it.
+/// The location and state of the log according to the superblock slot.
 #[derive(Clone, Debug)]
 pub struct ScanConfig {
     pub key: LogKey,
     pub epoch: Epoch,
     pub ring_start: BlockNo,
     pub ring_blocks: u64,
-    /// Start of the first write.
+    /// Start of the first log write to scan.
     pub from: Lsn,
-    /// The slot's tail: a write with a newer tail proves that a newer slot existed.
+    /// The tail in the superblock slot. A write with a newer tail proves that a newer slot was
+    /// lost.
     pub slot_tail: Lsn,
 }
 
-/// Why the walk ended.
+/// Why the scan of valid writes ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StopReason {
-    /// No log write of this image starts there.
+    /// No log write of this image starts at the stop.
     NoWrite,
-    /// CRC or body hash does not match.
+    /// The CRC or the body hash does not match.
     Torn,
-    /// A write of an earlier mount.
+    /// The stop has a write of an earlier mount.
     OlderEpoch,
-    /// A write of an earlier lap of the ring.
+    /// The stop has a write of an earlier lap of the ring.
     OlderLap,
-    /// The ring is full to the last block.
+    /// The whole ring has valid writes, or the known end of the log was reached.
     RingEnd,
 }
 
 /// The result of a scan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ScanEnd {
-    /// End of the last valid write, where the first write of the next epoch starts.
+    /// End of the last valid write. The first write of the next epoch starts here.
     pub head: Lsn,
     pub writes: u64,
     pub records: u64,
-    /// Bytes of records, without frames.
+    /// Bytes of records, without their frames.
     pub bytes: u64,
     pub stop: StopReason,
 }
 
-/// The relation of a write's LSN to its place.
+/// The relation between a write's LSN and the position at which it was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lap {
-    /// The LSN of that place in this lap.
+    /// The LSN of that position in this lap.
     Expected,
-    /// The LSN of the same place, one or more laps later.
+    /// The LSN of the same position, one or more laps later.
     Later,
-    /// Anything else: an earlier lap, or bytes within a record that look like a write.
+    /// Any other LSN: of an earlier lap, or of bytes within a record that look like a write.
     Other,
 }
 
-/// The facts about the bytes at a position. A fact has no meaning if a fact on which it depends is
-/// false.
+/// The facts about the bytes at a position. A fact is meaningless if a fact to its left in the
+/// tables is false.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Facts {
     header: bool,
-    /// Rule 2, the body hash included.
+    /// Rule 2: the CRC and the body hash match.
     crc: bool,
     epoch: Ordering,
     lap: Lap,
@@ -154,16 +158,16 @@ struct Facts {
 enum Decision {
     Take,
     Stop(StopReason),
-    /// Beyond the stop: proves nothing.
+    /// Beyond the stop: the bytes prove nothing.
     Nothing,
     NewerSlotLost,
     BadFrames,
     DurableWriteLost,
 }
 
-/// A row of a table above; `None` stands for an empty cell.
+/// A row of one of the tables in the module's head. `None` stands for an empty cell.
 struct Row {
-    /// The name of the row in the tables above.
+    /// The letter of the row in the tables.
     label: char,
     header: bool,
     crc: Option<bool>,
@@ -244,8 +248,8 @@ fn decide<'a>(table: &'a [Row], facts: &Facts) -> &'a Row {
     table.iter().find(|row| row.matches(facts)).expect("the tables cover all facts")
 }
 
-/// Visits the records of all valid writes from `config.from` on, in order. An error of `visit` ends
-/// the scan.
+/// Calls `visit` for the records of all valid writes from `config.from` on, in order. An error of
+/// `visit` ends the scan.
 pub fn scan(
     device: &dyn Device,
     config: ScanConfig,
@@ -257,8 +261,8 @@ pub fn scan(
     Ok(end)
 }
 
-/// Visits the records of the writes from `config.from` to `end` once more. A scan has found that
-/// the log ends at `end`, and nothing was written since.
+/// Calls `visit` for the records of the writes from `config.from` to `end` once more. An earlier
+/// scan has found that the log ends at `end`, and nothing was written since.
 pub fn scan_again(
     device: &dyn Device,
     config: ScanConfig,
@@ -274,8 +278,8 @@ pub fn scan_again(
     Ok(())
 }
 
-/// The frames of a write's payload, up to the first that does not fit into it. Lazy, without
-/// allocation.
+/// Iterates over the frames of a write's payload, up to the first that does not fit. Allocates
+/// nothing.
 fn frames<'a>(header: &WriteHeader, write: &'a [u8]) -> Frames<'a> {
     Frames { base: header.lsn, write, at: HEADER_SIZE, end: HEADER_SIZE + header.payload_bytes as usize }
 }
@@ -303,37 +307,38 @@ impl<'a> Iterator for Frames<'a> {
     }
 }
 
-/// Rule 7.
+/// Checks rule 7: the frames divide the payload exactly.
 fn frames_divide(header: &WriteHeader, write: &[u8]) -> bool {
     let mut frames = frames(header, write);
     let records = frames.by_ref().count();
     frames.at == frames.end && records == header.records as usize
 }
 
-/// Reads the ring forward in large pieces, several of them in flight.
+/// A forward read of the ring in large pieces, several of them in flight.
 struct Walk<'a> {
     device: &'a dyn Device,
     pieces: ReadAhead<'a>,
     /// End of the last piece requested.
     asked: Lsn,
-    /// Pieces that begin there or later are requested only when they are needed.
+    /// Pieces from this LSN on are requested only when they are needed.
     horizon: Lsn,
-    /// `data_end()` up to here must be read block by block, because the read of the whole failed.
+    /// Bytes between `data_end()` and this LSN must be read block by block, because the read of
+    /// their piece failed.
     unread: Lsn,
     config: ScanConfig,
     ring: Ring,
-    /// `from + ring`, or the known end of the log.
+    /// `from + ring`, or the end of the log if it is known.
     limit: Lsn,
-    /// Position of `data`'s first byte.
+    /// LSN of the first byte in `data`.
     data_start: Lsn,
-    /// At most one write and one piece.
+    /// Bytes of at most one log write and one piece.
     data: Vec<u8>,
 }
 
 impl<'a> Walk<'a> {
-    /// `end`: the end of the log, if it is known.
+    /// `end` is the end of the log if it is known.
     fn new(device: &'a dyn Device, config: ScanConfig, end: Option<Lsn>) -> Result<Walk<'a>> {
-        // All of it is from the superblock slot.
+        // The values come from the superblock slot, so a bad one means a corrupt superblock.
         if !config.from.0.is_multiple_of(BLOCK)
             || config.from.0 > LSN_MAX
             || !(1..=RING_MAX).contains(&config.ring_blocks)
@@ -360,7 +365,7 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Visits the records of valid writes until the stop.
+    /// Visits the records of valid writes until the stop, and returns the stop.
     fn take(&mut self, visit: &mut dyn FnMut(RecordLsn, &[u8]) -> Result<()>) -> Result<ScanEnd> {
         let (head, stop) = (self.config.from, StopReason::RingEnd);
         let mut end = ScanEnd { head, writes: 0, records: 0, bytes: 0, stop };
@@ -394,14 +399,14 @@ impl<'a> Walk<'a> {
         Ok(end)
     }
 
-    /// Fails if something beyond the stop proves that it is not the end of the log.
+    /// Fails if a write beyond the stop proves that the log does not end at the stop.
     fn look_beyond(&mut self, stop: Lsn) -> Result<()> {
         let last = self.limit.min(Lsn(stop.0 + LOOK_BEYOND));
         self.horizon = Lsn(last.0 + BLOCK).min(self.limit);
         let mut at = Lsn(stop.0 + BLOCK);
         while at <= last && at < self.limit {
             let (mut facts, header) = self.peek(at, stop)?;
-            // Most headers prove nothing whether or not their write is whole.
+            // For most headers the result is the same whether or not the write is whole.
             if decide(&BEYOND_STOP, &Facts { crc: true, ..facts }).then != Decision::Nothing {
                 self.read_whole(at, header, &mut facts)?;
             }
@@ -414,8 +419,8 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// The bytes of `[at, at + len)`. The range must end at or below the limit, and must not start
-    /// below the `at` of an earlier call.
+    /// Returns the bytes `[at, at + len)`. The range must end at or below the limit, and `at` must
+    /// not be below the `at` of an earlier call.
     fn bytes(&mut self, at: Lsn, len: u64) -> Result<&[u8]> {
         let end = at.0 + len;
         assert!(
@@ -443,17 +448,18 @@ impl<'a> Walk<'a> {
         Lsn(self.data_start.0 + self.data.len() as u64)
     }
 
-    /// The piece that begins at a position.
+    /// Returns the length of the piece that begins at `from`.
     fn piece(&self, from: Lsn) -> u64 {
         PIECE.min(self.limit.0 - from.0).min(self.ring.until_end(from))
     }
 
-    /// Adds the next piece to `data`, or records that it has to be read block by block. `at`: the
-    /// position of the walk.
+    /// Appends the next piece to `data`, or marks it for reading block by block. `at` is the
+    /// position of the scan.
     fn take_piece(&mut self, at: Lsn) -> Result<()> {
         let upto = |ahead: u64| self.horizon.0.min(at.0 + ahead).max(self.data_end().0 + 1);
         let (enough, far) = (upto(AHEAD / 2), upto(AHEAD));
-        // Half of the distance at a time, so that the device gets batches and always has work.
+        // Reads are requested for half of the distance at a time, so that the device gets batches
+        // and always has work.
         if self.asked.0 < enough {
             let mut reads = Vec::new();
             while self.asked.0 < far {
@@ -471,7 +477,7 @@ impl<'a> Walk<'a> {
                 tracing::warn!(%error, lsn = %from, "a part of the log is read block by block");
                 self.unread = Lsn(from.0 + piece);
             }
-            // The whole device is gone.
+            // The whole device is unusable.
             Err(error) => return Err(error),
         }
         Ok(())
@@ -484,15 +490,15 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Collects the facts about the bytes at the expected position.
+    /// Collects all facts about the bytes at the expected position `at`.
     fn look(&mut self, at: Lsn) -> Result<(Facts, Option<WriteHeader>)> {
         let (mut facts, header) = self.peek(at, at)?;
         self.read_whole(at, header, &mut facts)?;
         Ok((facts, header))
     }
 
-    /// Collects the facts that a header at `at` shows. `stop` is the stop, or `at` before there is
-    /// one.
+    /// Collects the facts that the header at `at` shows. `stop` is the stop, or equals `at` before
+    /// the stop is known.
     fn peek(&mut self, at: Lsn, stop: Lsn) -> Result<(Facts, Option<WriteHeader>)> {
         let mut facts = Facts {
             header: false,
@@ -506,7 +512,7 @@ impl<'a> Walk<'a> {
         let key = self.config.key;
         let Some(header) = WriteHeader::peek(&key, self.bytes(at, BLOCK)?) else { return Ok((facts, None)) };
         if header.blocks as u64 * BLOCK > self.limit.0 - at.0 {
-            // Rule 6: it would overlap the place at which the walk began.
+            // Rule 6: the write would overlap the start of the scan, one lap later.
             return Ok((facts, None));
         }
         facts.header = true;
@@ -521,7 +527,7 @@ impl<'a> Walk<'a> {
         Ok((facts, Some(header)))
     }
 
-    /// Adds the facts that depend on the whole write.
+    /// Reads the whole write and adds the facts that depend on its body.
     fn read_whole(&mut self, at: Lsn, header: Option<WriteHeader>, facts: &mut Facts) -> Result<()> {
         let Some(header) = header else { return Ok(()) };
         let key = self.config.key;

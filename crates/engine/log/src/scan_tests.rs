@@ -37,7 +37,7 @@ fn every_combination_of_facts_matches_exactly_one_row() {
     }
 }
 
-/// The tables of the module's head and those of the code are equal: label, cells and decision of
+/// The tables in the module's head and the tables in the code agree on label, cells and decision of
 /// each row.
 #[test]
 fn rows_are_documented_under_their_labels() {
@@ -139,7 +139,8 @@ fn frames_must_divide_the_payload_exactly() {
     let at = HEADER_SIZE as u64;
     assert_eq!(found, [(Lsn(at), &[7u8, 8, 9][..]), (Lsn(at + 7), &[5][..])]);
     assert!(frames_divide(&header(0, 0), &write), "no records divide no payload");
-    // One byte more or less, a rest shorter than a frame, an empty record, a wrong count.
+    // One byte more, one byte less, a rest shorter than a frame header, an empty record, a wrong
+    // number of records.
     for (payload, records) in [(11, 2), (13, 2), (9, 1), (16, 3), (12, 1), (12, 3), (7, 2)] {
         assert!(!frames_divide(&header(payload, records), &write), "{payload} bytes, {records} records");
     }

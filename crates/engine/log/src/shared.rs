@@ -1,5 +1,5 @@
-//! The log as its operations see it: the locked state, the components that the log uses, and
-//! shutdown.
+//! The parts of the log that its operations share: the locked state, the components that the log
+//! calls, and shutdown.
 
 use crate::ring::Ring;
 use crate::room::Room;
@@ -18,19 +18,19 @@ use std::sync::{Arc, OnceLock, Weak};
 
 /// Orders data writes before the records that refer to them.
 pub trait Barrier: Send + Sync {
-    /// Makes every data write that completed before the call durable: flushes the device if there
-    /// was one since the last flush. Several threads may call it at once. Sharing another thread's
-    /// flush is correct only if that flush began after the call.
+    /// Makes every data write that completed before the call durable: flushes the device if a data
+    /// write has completed since the last flush. Several threads may call it concurrently. A caller
+    /// may share another thread's flush only if that flush began after the call.
     ///
-    /// The barrier also waits for callers that have appended a record and not yet applied it. A
-    /// caller that cannot apply its record shuts the log down before the barrier returns.
+    /// The barrier also waits for threads that have appended a record and not yet applied it. A
+    /// thread that cannot apply its record shuts the log down before the barrier returns.
     fn barrier(&self) -> Result<()>;
 }
 
 /// The component that can free log space.
 pub trait SpacePressure: Send + Sync {
-    /// Called when a reservation is about to wait for log space: starts a checkpoint, or speeds up
-    /// the running one. Must not block. Called repeatedly during the wait.
+    /// Called when a reservation is about to wait for log space: starts a checkpoint or speeds up
+    /// the running one. Must not block. The log repeats the call during the wait.
     fn need_space(&self);
 }
 
@@ -42,40 +42,41 @@ pub(crate) struct Shared {
     pub key: LogKey,
     pub epoch: Epoch,
     pub ring: Ring,
-    /// The same as those of `state`.
+    /// The `room` and `tip` of `state`, for access without the lock.
     pub room: Arc<Room>,
     pub tip: Arc<Tip>,
     pub stage: Stage,
     pub state: Mutex<State>,
-    /// Where writer threads sleep.
+    /// Condition variable on which writer threads sleep.
     pub writers: Condvar,
-    /// Where reservations sleep while another one writes zeros ahead of the log.
+    /// Condition variable on which reservations sleep while another thread writes zeros ahead of
+    /// the log.
     pub backed: Condvar,
     pub pressure: Mutex<Option<Weak<dyn SpacePressure>>>,
-    // Copies of fields that `state` guards, for readers without the lock.
+    // Copies of fields of `state`, for readers without the lock.
     pub durable: AtomicU64,
     pub tail: AtomicU64,
     pub dead: AtomicBool,
-    /// Seconds since 1970 at which it was shut down.
+    /// Time of the shutdown, in seconds since 1970.
     pub dead_since: OnceLock<i64>,
     pub stats: LogStats,
     pub recent: Recent,
 }
 
-/// The log of a mounted image.
+/// The log of a mounted image, opened for writing.
 pub struct Log {
     pub(crate) shared: Arc<Shared>,
 }
 
 impl Shared {
-    /// [`State::check_alive`]. Takes the lock only after a shutdown.
+    /// Does what [`State::check_alive`] does; takes the lock only after a shutdown.
     pub(crate) fn check_alive(&self) -> Result<()> {
         if self.dead.load(Acquire) { self.state.lock().check_alive() } else { Ok(()) }
     }
 
-    /// Latches shutdown in the locked state. Waiting forces get `to_waiters`.
+    /// Latches shutdown in the locked state. Waiting forces fail with `to_waiters`.
     pub(crate) fn latch(&self, state: &mut State, reason: &Error, to_waiters: &Error, wake: &mut Wake) {
-        // A second shutdown changes neither the time nor the reason.
+        // A second shutdown changes neither the time nor the reason of the first.
         self.dead_since.get_or_init(|| self.clock.now().sec);
         state.latch(reason, to_waiters, wake);
         self.dead.store(true, Release);

@@ -1,20 +1,21 @@
-//! The bytes of records from their append until their batch is written.
+//! The bytes of records between their append and the write of their batch.
 //!
-//! Each stripe of threads has a *lane* with a lock of its own. An append holds the lane's lock from
-//! before its record has a place ([`crate::tip`]) until the record is in the lane. So appends of
-//! different stripes copy at the same time, and one thread's records become one run of bytes.
+//! Each stripe of threads has a *lane* with its own lock. An append holds the lock of its lane from
+//! before the record gets its range of the log ([`crate::tip`]) until the record's bytes are in the
+//! lane. So appends of different stripes copy concurrently, and adjacent records of one thread form
+//! one run of bytes.
 //!
 //! # No batch is written without one of its records
-//! The leader that writes a batch closes it first and then takes the lock of each lane. A record of
-//! the batch got its place before the batch was closed, so its append held its lane's lock by then;
-//! the leader has the lock after it, and finds the record. [`Stage::fill`] asserts that the records
-//! fill the batch.
+//! The leader that writes a batch closes the batch first and then takes the lock of each lane. A
+//! record of the batch got its range before the batch was closed, so its append held the lane's
+//! lock at that time. The leader gets the lock after the append and finds the record.
+//! [`Stage::fill`] asserts that the records fill the batch.
 //!
-//! After a shutdown the lanes keep what no write has taken until the log is dropped. Reservations
-//! have bounded that.
+//! After a shutdown the lanes keep the records that no write has taken until the log is dropped.
+//! Reservations bound their size.
 //!
-//! The alternative is one buffer for each batch that all threads fill. Safe code needs atomic words
-//! for that, and a count of the bytes that are filled, for which the leader waits by spinning.
+//! The rejected alternative is one buffer for each batch that all threads fill. In safe code it
+//! needs atomic words, and a count of the filled bytes for which the leader waits by spinning.
 
 use crate::tip::Placed;
 use kedge_base::lock::{Mutex, MutexGuard, Rank};
@@ -22,28 +23,28 @@ use kedge_base::{BLOCK_SIZE, IoBuf, Lsn, STRIPES, stripe};
 use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE};
 use std::collections::VecDeque;
 
-/// A lane keeps a buffer of this size for its next batch.
+/// Largest capacity in bytes of a buffer that a lane keeps for its next batch.
 const SPARE_MAX: usize = 64 * BLOCK_SIZE;
 
-/// Records of one batch that one lane has.
+/// The records of one batch that are in one lane.
 #[derive(Default)]
 struct Part {
     base: Lsn,
     records: u32,
-    /// Frames and records, run after run.
+    /// Frame headers and records of all runs.
     bytes: Vec<u8>,
-    /// Where each run of adjacent records starts, and its length.
+    /// LSN of the start and length in bytes of each run of adjacent records.
     runs: Vec<(Lsn, usize)>,
 }
 
 #[derive(Default)]
 pub(crate) struct Lane {
-    /// In the order of their batches.
+    /// One part for each batch, in the order of the batches.
     parts: VecDeque<Part>,
     spare: Option<Part>,
 }
 
-/// See the module.
+/// One lane for each stripe of threads; see the head of the module.
 pub(crate) struct Stage([Aligned; STRIPES]);
 
 /// A lane on cache lines of its own.
@@ -51,7 +52,8 @@ pub(crate) struct Stage([Aligned; STRIPES]);
 struct Aligned(Mutex<Lane>);
 
 impl Lane {
-    /// Adds a record at its place. The lane has been locked since before the record had it.
+    /// Adds a record at the range `placed`. The caller locked the lane before the record got that
+    /// range.
     pub(crate) fn add(&mut self, placed: &Placed, record: &[u8]) {
         if self.parts.back().is_none_or(|part| part.base != placed.base) {
             let part = self.spare.take().unwrap_or_default();
@@ -82,16 +84,16 @@ impl Stage {
         Stage(std::array::from_fn(|i| Aligned(Mutex::with_order(Rank::LogLane, i as u64, Lane::default()))))
     }
 
-    /// The lane of the calling thread.
+    /// Locks and returns the lane of the calling thread.
     pub(crate) fn lane(&self) -> MutexGuard<'_, Lane> {
         self.0[stripe()].0.lock()
     }
 
-    /// Moves the records of the closed batch from `base` to `head` into the buffer, which has its
-    /// blocks and is zero. Returns their number.
+    /// Moves the records of the closed batch from `base` to `head` into `buf`, which has the
+    /// batch's length and is zero. Returns the number of records.
     ///
     /// # Panics
-    /// If a record is missing, because its append panicked. The log is shut down then.
+    /// If a record is missing because its append panicked. The log is then shut down.
     pub(crate) fn fill(&self, base: Lsn, head: Lsn, buf: &mut IoBuf) -> u32 {
         let (mut records, mut filled) = (0, HEADER_SIZE as u64);
         for Aligned(lane) in &self.0 {

@@ -9,7 +9,7 @@ fn opened() -> (Tip, Stage) {
     (Tip::new(BASE, 64 * BLOCK_SIZE as u64), Stage::new())
 }
 
-/// A leader may find the parts of an earlier batch, whose leader has not come to them yet.
+/// The lanes may still hold parts of an earlier batch whose leader has not collected them.
 #[test]
 fn each_batch_gets_its_own_records() {
     let (tip, stage) = opened();
@@ -41,7 +41,7 @@ fn a_missing_record_is_found() {
     stage.fill(base, head, &mut IoBuf::zeroed(1));
 }
 
-/// A leader that comes between the place and the bytes waits for them.
+/// A leader waits for a record that has its range but not yet its bytes in the lane.
 #[test]
 fn a_leader_waits_for_a_record_that_has_its_place() {
     let (tip, stage) = opened();

@@ -1,5 +1,5 @@
-//! The state under the log's mutex, and its transitions. Nothing here waits or does IO. What must
-//! happen after the mutex is released is collected in a [`Wake`].
+//! The state under the log's mutex, and its transitions. No function waits or does IO. Wake-ups to
+//! be made after the mutex is released are collected in a [`Wake`].
 
 use crate::backing::{Backing, spare};
 use crate::batch::{Asked, Batch, Wanted, Write};
@@ -20,51 +20,51 @@ use std::sync::Arc;
 
 struct InFlight {
     end: Lsn,
-    /// Number of forces that it completes.
+    /// Number of forces that the write completes.
     forces: u32,
     done: bool,
 }
 
 pub(crate) struct State {
-    /// Fixed after opening.
+    /// Maximum number of log writes in flight. Fixed after opening.
     pub in_flight_max: usize,
 
-    /// The batch that takes appends. Appends change it without the mutex.
+    /// The end of the open batch. Appends change it without the mutex.
     pub tip: Arc<Tip>,
     /// The forces whose target is in the open batch.
     pub wanted: Wanted,
-    /// Full batches not yet handed to a leader; in LSN order, right before the open one.
+    /// Closed batches that no leader has taken yet, in LSN order; the open batch follows them.
     pub sealed: VecDeque<Batch>,
-    /// Batches handed to leaders, in LSN order, right before `sealed`. A completed one keeps its
-    /// slot until all before it are completed. So no write starts more than `in_flight_max` writes
-    /// after the durable prefix. Recovery relies on this.
+    /// Batches that leaders have taken, in LSN order; `sealed` follows them. A completed batch
+    /// keeps its slot until all earlier ones have completed. So no write starts more than
+    /// `in_flight_max` writes after the durable prefix. Recovery relies on this bound.
     in_flight: VecDeque<InFlight>,
-    /// End of the last batch handed to a leader.
+    /// End of the last batch that a leader has taken.
     pub taken: Lsn,
     pub durable: Lsn,
     pub tail: Lsn,
-    /// Start of every write from `tail` on that this log made. Used to refuse a tail in the middle
-    /// of a write.
+    /// Start of every log write from `tail` on that this mount made. Used to reject a tail in the
+    /// middle of a write.
     pub write_starts: VecDeque<Lsn>,
 
-    /// Bytes of sealed batches and of writes in flight.
+    /// Bytes in sealed batches and in writes in flight.
     pub staged: u64,
     pub reserve: ReserveQueue,
     pub backing: Backing,
 
-    /// Forces that wait, by target.
+    /// Waiting forces, sorted by target.
     pub waiters: VecDeque<ForceWaiter>,
-    /// Results of asynchronous forces, for the writer threads to deliver.
+    /// Results of asynchronous forces that writer threads must deliver.
     pub answers: VecDeque<(Callback, Result<()>)>,
 
-    /// Why the log was shut down.
+    /// The reason of the shutdown, after a shutdown.
     pub dead: Option<Error>,
-    /// Writer threads finish and end, and no further ones are started.
+    /// The log is being stopped: writer threads finish their work and end, and none is started.
     pub stopping: bool,
     pub threads: Vec<JoinHandle<()>>,
-    /// The number of `threads` that wait for work, or are about to check for it for the first time.
+    /// Number of `threads` that wait for work or have not yet checked for work the first time.
     pub threads_waiting: usize,
-    /// Buffers of completed writes, to spare allocation and page faults.
+    /// Buffers of completed writes, kept to avoid allocations and page faults.
     pool: Vec<IoBuf>,
 }
 
@@ -98,8 +98,8 @@ impl State {
         state
     }
 
-    /// Updates what reservations look at that take no lock. Called after each change of what it
-    /// reads.
+    /// Updates the flags that reservations check without the lock. Called after each change of a
+    /// value that the flags depend on.
     pub(crate) fn note_flags(&self) {
         let flag = |flag: u64, is: bool| if is { flag } else { 0 };
         self.reserve.room.set_flags(
@@ -110,23 +110,23 @@ impl State {
         );
     }
 
-    /// Slots in use.
+    /// Returns the number of slots in use.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Number of forces that the writes in flight will complete.
+    /// Returns the number of forces that the writes in flight will complete.
     pub(crate) fn forces_in_flight(&self) -> u32 {
         self.in_flight.iter().filter(|w| !w.done).map(|w| w.forces).sum()
     }
 
-    /// Bytes of the ring between the tail and the end of the open batch, padding included. Appends
-    /// make it grow at any time.
+    /// Returns the bytes of the ring between the tail and the padded end of the open batch. Appends
+    /// may increase the value at any time.
     pub(crate) fn used(&self) -> u64 {
         self.tip.end().0 - self.tail.0
     }
 
-    /// Fails with the reason once the log is shut down.
+    /// Returns the reason of the shutdown as an error if the log is shut down.
     pub(crate) fn check_alive(&self) -> Result<()> {
         match &self.dead {
             None => Ok(()),
@@ -134,7 +134,7 @@ impl State {
         }
     }
 
-    /// Closes the open batch, if it holds records, and starts the next after its padding.
+    /// Closes the open batch if it holds records; the next batch starts after its padding.
     fn close_open(&mut self) -> Option<Batch> {
         let (base, head) = self.tip.close()?;
         let batch = Batch { base, head, wanted: std::mem::replace(&mut self.wanted, Wanted::NOT) };
@@ -145,12 +145,12 @@ impl State {
         Some(batch)
     }
 
-    /// Queues the open batch for writing, if it holds records.
+    /// Closes the open batch if it holds records, and queues it for writing.
     pub(crate) fn seal_open(&mut self, wake: &mut Wake) {
         let Some(batch) = self.close_open() else { return };
         if self.dead.is_some() {
-            // The batch will never be written, and the queue of sealed batches must not grow
-            // without bound.
+            // A batch sealed after a shutdown is never written, and the queue of sealed batches
+            // must not grow without bound.
             self.drop_sealed(&batch);
         } else {
             self.sealed.push_back(batch);
@@ -163,8 +163,8 @@ impl State {
         self.note_flags();
     }
 
-    /// Hands the oldest unwritten batch to the caller. The caller must write it, then call
-    /// [`State::leave`], and then [`State::complete`] or [`State::latch`].
+    /// Hands the oldest unwritten batch to the caller. The caller must write it, and call
+    /// [`State::leave`] and then [`State::complete`] or [`State::latch`].
     pub(crate) fn take(&mut self, epoch: Epoch, wake: &mut Wake) -> Write {
         let batch = self.sealed.pop_front().or_else(|| self.close_open()).expect("there is a batch to write");
         assert_eq!(batch.base, self.taken, "batches are written in order");
@@ -174,15 +174,16 @@ impl State {
         batch.into_write(self.pool.pop().unwrap_or_default(), epoch, self.tail, self.durable)
     }
 
-    /// Ends a leader's write, whether it succeeded or not.
+    /// Called when a leader's write has ended, successfully or not. Frees its buffer and memory
+    /// budget.
     pub(crate) fn leave(&mut self, write: Write) {
         self.staged -= write.header.end_lsn().0 - write.header.lsn.0;
         self.note_flags();
         self.recycle(write.buf);
     }
 
-    /// Records that a write ending at `end` is on the device: advances the durable prefix and
-    /// completes the forces that it reaches.
+    /// Records that the write ending at `end` is on the device: advances the durable prefix and
+    /// completes the forces whose target is now durable.
     pub(crate) fn complete(&mut self, end: Lsn, wake: &mut Wake) {
         let slot = self.in_flight.iter_mut().find(|w| w.end == end).expect("a write in flight is listed");
         slot.done = true;
@@ -191,7 +192,8 @@ impl State {
             self.durable = self.durable.max(self.in_flight.pop_front().expect("there is a front").end);
         }
         if broken::is(Variant::AckOutOfOrder) {
-            // Broken on purpose: earlier writes need not have completed.
+            // Broken on purpose: the write counts as durable although earlier writes have not
+            // completed.
             self.durable = self.durable.max(end);
         }
         trace::note(|| Event::Durable { lsn: self.durable });
@@ -211,7 +213,7 @@ impl State {
         }
     }
 
-    /// Latches shutdown, unless it is latched already. Waiting forces get `to_waiters`.
+    /// Latches shutdown, if it is not latched yet. Waiting forces fail with `to_waiters`.
     pub(crate) fn latch(&mut self, reason: &Error, to_waiters: &Error, wake: &mut Wake) {
         if self.dead.is_some() {
             return;
@@ -237,7 +239,7 @@ impl State {
 
     // ----- forces: see `force` -----
 
-    /// Whether a leader may take a batch now, if there is one.
+    /// Returns whether a leader may take the next batch now.
     pub(crate) fn may_start(&self) -> bool {
         let gathered = !self.sealed.is_empty() || self.wanted.forces >= self.forces_in_flight().max(1);
         gathered && self.in_flight() < self.in_flight_max
@@ -247,7 +249,7 @@ impl State {
         self.waiters.get(self.waiters.partition_point(|w| w.target <= self.taken))
     }
 
-    /// Wakes a thread to write, if a write has been requested and a slot is free.
+    /// Wakes a thread to lead a write if a write is requested and a slot is free.
     pub(crate) fn pump(&mut self, wake: &mut Wake) {
         if self.dead.is_some() || !self.may_start() {
             return;
@@ -261,8 +263,8 @@ impl State {
         }
     }
 
-    /// Whether a writer thread should lead. Full batches are written without a request, and only
-    /// writer threads write for callbacks.
+    /// Returns whether a writer thread should lead a write. Full batches are written without a
+    /// request, and for forces with a callback only writer threads write.
     pub(crate) fn writer_may_lead(&self) -> bool {
         self.dead.is_none()
             && self.may_start()
@@ -270,8 +272,8 @@ impl State {
                 || self.first_unwritten_waiter().is_some_and(|w| matches!(w.kind, WaiterKind::Callback(_))))
     }
 
-    /// Counts a force at the batch that will complete it. Sealed batches are written anyway, so
-    /// only the open one needs the count.
+    /// Counts a force in the batch with its target. Sealed batches are written in any case, so only
+    /// the open batch counts its forces.
     pub(crate) fn count_target(&mut self, target: Lsn, cause: ForceCause) {
         let asked = Asked::by(cause);
         if target > self.tip.base() {
@@ -282,16 +284,16 @@ impl State {
         }
     }
 
-    /// Adds a force to the waiters.
+    /// Inserts a force into the waiters, sorted by target.
     pub(crate) fn enqueue(&mut self, waiter: ForceWaiter) {
-        // Targets mostly grow with time, so the place is at or near the end.
+        // Targets mostly grow with time, so the position is at or near the end.
         let at = self.waiters.iter().rposition(|w| w.target <= waiter.target).map_or(0, |i| i + 1);
         self.waiters.insert(at, waiter);
     }
 
     // ----- reservations: see `queue` -----
 
-    /// Grants waiting reservations that fit now. Called after every change that may have freed
+    /// Grants the waiting reservations that fit now. Called after every change that may have freed
     /// space.
     pub(crate) fn grant(&mut self, wake: &mut Wake) {
         if self.reserve.is_waited_for() {
@@ -302,8 +304,8 @@ impl State {
         }
     }
 
-    /// Queues a reservation that must wait. Returns where its thread sleeps. Grants it at once if
-    /// another thread returned bytes before it saw that there is a waiter.
+    /// Queues a reservation that must wait and returns the parker on which its thread sleeps. If
+    /// another thread returned bytes before it saw the waiter, the reservation is granted here.
     pub(crate) fn enqueue_reservation(
         &mut self,
         charge: u64,
@@ -312,20 +314,20 @@ impl State {
     ) -> Arc<Parker> {
         let parker = self.reserve.enqueue(charge, class);
         self.note_flags();
-        // Broken on purpose: bytes that another thread has just returned are not seen.
+        // Broken on purpose: bytes that another thread has just returned go unnoticed.
         if !broken::is(Variant::UngrantedReturn) {
             self.grant(wake);
         }
         parker
     }
 
-    /// Whether reservations must wait for sealed batches to reach the device.
+    /// Returns whether reservations must wait until sealed batches reach the device.
     pub(crate) fn is_short_of_memory(&self) -> bool {
         self.staged > self.reserve.staged_max
     }
 
-    /// Wakes the first reservation that still waits, to request space again. It requests in its own
-    /// thread, because the caller here may hold a lock that the request needs.
+    /// Wakes the first waiting reservation so that its thread requests space again. This thread
+    /// does not make the request itself, because it may hold a lock that the request needs.
     pub(crate) fn nudge(&self, wake: &mut Wake) {
         if let Some(parker) = self.reserve.first()
             && !self.is_short_of_memory()
@@ -334,7 +336,7 @@ impl State {
         }
     }
 
-    /// Grants a reservation, or returns why it has to wait.
+    /// Grants a reservation, or returns what it has to wait for.
     pub(crate) fn reserve_now(&mut self, charge: u64, class: ReserveClass) -> Option<Lacks> {
         if self.is_short_of_memory() && class != ReserveClass::Checkpoint {
             return Some(Lacks::Memory);
@@ -345,7 +347,8 @@ impl State {
         None
     }
 
-    /// Whether the part of the ring that a reservation of `charge` could reach has no hole.
+    /// Returns whether the ring has no hole within the bytes that a reservation of `charge` could
+    /// use.
     pub(crate) fn is_backed(&self, ring: u64, charge: u64, class: ReserveClass) -> bool {
         self.backing
             .hole()
@@ -353,13 +356,13 @@ impl State {
     }
 }
 
-/// Why a reservation has to wait.
+/// What a reservation has to wait for.
 pub(crate) enum Lacks {
     Space,
     Memory,
 }
 
-/// The error that calls after the shutdown get.
+/// Returns the error of calls after a shutdown for `reason`.
 pub(crate) fn after_shutdown(reason: &Error) -> Error {
     match reason {
         Error::Shutdown(_) => reason.clone(),

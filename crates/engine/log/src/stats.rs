@@ -5,7 +5,7 @@ use kedge_base::{Counter, Histogram, Lsn};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Why the log is forced.
+/// Why a thread forces the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum ForceCause {
     Fsync,
@@ -32,8 +32,8 @@ impl ForceCause {
         ForceCause::Close,
     ];
 
-    /// Whether the force is for durability that an operation requested, or for the commit interval.
-    /// For these jbd2 commits a transaction.
+    /// Returns whether the force is for durability that an operation requested, or for the commit
+    /// interval. In these cases jbd2 commits a transaction.
     pub(crate) const fn is_commit(self) -> bool {
         !matches!(self, ForceCause::Space | ForceCause::Checkpoint)
     }
@@ -53,21 +53,21 @@ impl ForceCause {
     }
 }
 
-/// The times of one log write's stages, on the log's clock.
+/// The times at which one log write passed its stages, on the log's clock.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteTimes {
-    /// This write and those before it have made everything below durable.
+    /// Everything below this LSN is durable once this write and all earlier ones have completed.
     pub end: Lsn,
     pub began: Duration,
-    /// When the barrier returned.
+    /// Time at which the barrier returned.
     pub flushed: Duration,
     pub done: Duration,
 }
 
-/// Number of writes kept: more than complete while one fsync returns.
+/// Number of writes whose times are kept: more than can complete while one fsync returns.
 const RECENT: usize = 64;
 
-/// The last writes, in order of completion.
+/// The times of the most recent writes, in order of completion.
 #[derive(Debug)]
 pub(crate) struct Recent(Mutex<VecDeque<WriteTimes>>);
 
@@ -89,44 +89,44 @@ impl Recent {
     pub(crate) fn covering(&self, target: Lsn) -> Option<WriteTimes> {
         let recent = self.0.lock();
         let oldest_end = recent.iter().map(|w| w.end).min()?;
-        // The write that reached the target may be dropped from the list already. A later one would
-        // be a wrong result.
+        // The write that reached the target may have left the list already. A later write would be
+        // a wrong result.
         let known = oldest_end < target || recent.len() < RECENT;
         known.then(|| recent.iter().filter(|w| w.end >= target).min_by_key(|w| w.end).copied()).flatten()
     }
 }
 
-/// Counters since the log was opened. Times are nanoseconds.
+/// Counters since the log was opened. Times are in nanoseconds.
 #[derive(Debug, Default)]
 pub struct LogStats {
     forces: [Counter; ForceCause::ALL.len()],
-    /// Forces that found their target durable: no IO, no wait.
+    /// Forces whose target was already durable, without IO or waiting.
     pub forces_idle: Counter,
     pub writes: Counter,
-    /// Wake-ups of writer threads.
+    /// Number of wake-ups of writer threads.
     pub writer_wakes: Counter,
-    /// Writes that an operation, a sync or the commit timer had requested before they began.
+    /// Writes that an operation, a sync or the commit timer had requested before the write began.
     pub commits: Counter,
-    /// Of these, the writes that not only the timer requested.
+    /// The number of `commits` that were requested by more than the commit timer.
     pub commits_requested: Counter,
     pub records: Counter,
-    /// Bytes of records, without frames.
+    /// Bytes of appended records, without frames.
     pub bytes_appended: Counter,
-    /// Bytes written to the device: headers, frames and padding included.
+    /// Bytes written to the device, including headers, frames and padding.
     pub bytes_written: Counter,
-    /// Calls of [`crate::Barrier::barrier`].
+    /// Number of calls of [`crate::Barrier::barrier`].
     pub barriers: Counter,
-    /// Records per write.
+    /// Number of records in each write.
     pub group_records: Histogram,
-    /// Forces per write whose target was in it.
+    /// Number of forces in each write whose target was in the write.
     pub group_forces: Histogram,
-    /// Barrier, sealing and device write together.
+    /// Duration of a whole log write: barrier, sealing and device write.
     pub write_latency: Histogram,
-    /// Duration of forces that had to wait, IO included.
+    /// Duration of forces that had to wait, including IO.
     pub force_latency: Histogram,
-    /// Waits of reservations for log space.
+    /// Duration of the waits of reservations for log space.
     pub space_stalls: Histogram,
-    /// Waits of reservations for sealed batches to reach the device.
+    /// Duration of the waits of reservations until sealed batches reached the device.
     pub staged_stalls: Histogram,
 }
 

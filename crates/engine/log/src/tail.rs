@@ -1,5 +1,5 @@
-//! The tail, which advances after a checkpoint. Free space is between the head and the tail's next
-//! lap.
+//! The tail, which advances after a checkpoint. The free space of the ring is between the head and
+//! the position of the tail one lap later.
 
 use crate::room::ReserveClass;
 use crate::shared::Log;
@@ -8,7 +8,7 @@ use kedge_base::Lsn;
 use kedge_base::atomic::Ordering::{Acquire, Release};
 use kedge_base::trace::{self, Event};
 
-/// The use of the ring.
+/// How the bytes of the ring are used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LogSpace {
     pub ring_bytes: u64,
@@ -16,39 +16,39 @@ pub struct LogSpace {
     pub used_bytes: u64,
     /// Bytes held by reservations.
     pub reserved_bytes: u64,
-    /// The most bytes that they held at once since the log was opened, of the moments at which a
-    /// record was appended or a waiting reservation served.
+    /// Maximum of `reserved_bytes` since the log was opened. It is sampled when a record is
+    /// appended and when a waiting reservation is granted.
     pub reserved_bytes_max: u64,
-    /// Promised to records for which there is no reservation yet.
+    /// Bytes promised to records that have no reservation yet.
     pub promised_bytes: u64,
-    /// The rest of the ring in percent, rounded down.
+    /// The unused bytes of the ring in percent, rounded down.
     pub free_percent: u8,
 }
 
 impl Log {
-    /// End of the last record appended.
+    /// Returns the end of the last appended record.
     pub fn head_lsn(&self) -> Lsn {
         self.shared.tip.head()
     }
 
-    /// Everything below is durable.
+    /// Returns the LSN below which everything is durable.
     pub fn durable_lsn(&self) -> Lsn {
         Lsn(self.shared.durable.load(Acquire))
     }
 
-    /// Nothing below is needed.
+    /// Returns the LSN below which nothing is needed any more.
     pub fn tail_lsn(&self) -> Lsn {
         Lsn(self.shared.tail.load(Acquire))
     }
 
-    /// Frees the space below `lsn`. Called once a superblock slot that names `lsn` as its tail is
-    /// durable. From now on the bytes may be overwritten, and recovery takes a log write with a
-    /// newer tail than the slot's as proof of a lost slot. An `lsn` below the present tail changes
-    /// nothing.
+    /// Frees the space below `lsn`. Call it once a superblock slot with `lsn` as its tail is
+    /// durable: the log may overwrite these bytes from now on, and its writes contain the new tail,
+    /// which recovery takes as proof that such a slot existed. An `lsn` below the present tail
+    /// changes nothing.
     ///
     /// # Panics
-    /// If `lsn` is beyond the durable LSN, or is not the start of a log write or the position of
-    /// the next one. Recovery could not begin there.
+    /// If `lsn` is beyond the durable LSN, or is neither the start of a log write nor the LSN of
+    /// the next write. Recovery could not start there.
     pub fn advance_tail(&self, lsn: Lsn) {
         let mut wake = Wake::default();
         let mut state = self.shared.state.lock();
@@ -74,8 +74,9 @@ impl Log {
         wake.fire(&self.shared.writers);
     }
 
-    /// Changes by `delta` the bytes promised to records of later [`crate::ReserveClass::Reclaim`]
-    /// reservations. Count [`crate::RECORD_OVERHEAD`] for each record.
+    /// Changes by `delta` the bytes that are promised to records which
+    /// [`crate::ReserveClass::Reclaim`] reservations will hold later. Include
+    /// [`crate::RECORD_OVERHEAD`] for each record.
     pub fn promise(&self, delta: i64) {
         let mut wake = Wake::default();
         let mut state = self.shared.state.lock();
@@ -86,13 +87,13 @@ impl Log {
         wake.fire(&self.shared.writers);
     }
 
-    /// Bytes that a normal reservation could take. Takes no lock, because it is read after each
-    /// operation.
+    /// Returns the bytes that a normal reservation could take now. Takes no lock, because it is
+    /// called after each operation.
     pub fn free_bytes(&self) -> u64 {
         self.free_bytes_max().saturating_sub(self.shared.room.taken())
     }
 
-    /// [`Log::free_bytes`] of an empty log.
+    /// Returns the value of [`Log::free_bytes`] for an empty log.
     pub fn free_bytes_max(&self) -> u64 {
         self.shared.room.limit(ReserveClass::Normal)
     }

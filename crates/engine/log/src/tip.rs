@@ -1,15 +1,17 @@
-//! The end of the log as one atomic number: a record takes its place by a compare-and-swap.
+//! The end of the log as one atomic number: an append gets its range with a compare-and-swap.
 //!
 //! # Rules
-//! 1. The number is the end of the last record, with the mark [`EMPTY`] if the open batch has no
-//!    record yet. Only an append adds to it, so places have the order of the log and leave no gap.
-//! 2. Only a thread that holds the log's mutex closes a batch. It first sets the mark [`CLOSING`],
-//!    so that no append succeeds, then stores where the next batch starts, then the new number.
-//! 3. No value of the number comes back: it grows with each append, and closing a batch adds
-//!    `EMPTY` even where the batch needs no padding. So an append whose compare-and-swap succeeds
-//!    has read the start of the batch to which the number belongs.
+//! 1. The number is the end of the last record, with the bit [`EMPTY`] if the open batch has no
+//!    record yet. Only appends add record lengths to it, so records are in the order of the log and
+//!    without gaps.
+//! 2. Only a thread that holds the log's mutex closes a batch. It first sets the bit [`CLOSING`],
+//!    so that no append succeeds, then stores the start of the next batch, then the new number.
+//! 3. The number never has the same value twice: it grows with each append, and closing a batch
+//!    sets `EMPTY` even if the batch needs no padding. So an append whose compare-and-swap succeeds
+//!    has read the start of the same batch to which the number belongs.
 //!
-//! An LSN is below 2^62: an image whose LSN exceeds 2^61 is not opened.
+//! The upper bits are free for these marks: an LSN is below 2^62, because an image whose LSN
+//! exceeds 2^61 is not opened.
 
 use crate::room::Line;
 use kedge_base::atomic::AtomicU64;
@@ -22,28 +24,28 @@ const EMPTY: u64 = 1 << 62;
 const LSN: u64 = EMPTY - 1;
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
-/// See the module.
+/// The end of the log; see the head of the module.
 pub(crate) struct Tip {
     head: Line,
-    /// Start of the open batch. Appends read it, and only closing a batch changes it.
+    /// Start of the open batch. Appends read it; only closing a batch changes it.
     base: Line,
     batch_bytes_max: u64,
 }
 
-/// The place of a record.
+/// The range of the log that was assigned to a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Placed {
-    /// Start of its batch.
+    /// Start of the record's batch.
     pub base: Lsn,
-    /// Start and end of its frame and its bytes.
+    /// Start of the record's frame, and end of its bytes.
     pub start: Lsn,
     pub end: Lsn,
-    /// By how much the padded log has grown.
+    /// Number of bytes by which the padded log has grown.
     pub grown: u64,
 }
 
 impl Placed {
-    /// Where the next batch starts if the record is the last of its own.
+    /// Returns where the next batch starts if this record is the last of its batch.
     pub(crate) fn padded_end(&self) -> Lsn {
         Lsn(self.end.0.next_multiple_of(BLOCK))
     }
@@ -58,23 +60,23 @@ impl Tip {
         }
     }
 
-    /// End of the last record, or of the padding after it if its batch is closed.
+    /// Returns the end of the last record, or of the padding after it if its batch is closed.
     pub(crate) fn head(&self) -> Lsn {
         Lsn(self.head.0.load(SeqCst) & LSN)
     }
 
-    /// Where the next batch starts if the open one is closed now.
+    /// Returns where the next batch starts if the open batch is closed now.
     pub(crate) fn end(&self) -> Lsn {
         Lsn(self.head().0.next_multiple_of(BLOCK))
     }
 
-    /// Start of the open batch. The log's mutex is held.
+    /// Returns the start of the open batch. The caller holds the log's mutex.
     pub(crate) fn base(&self) -> Lsn {
         Lsn(self.base.0.load(SeqCst))
     }
 
-    /// Gives a record of `record` bytes its place in the open batch. `None` if it does not fit, or
-    /// if the batch is being closed.
+    /// Assigns a record of `record` bytes its range in the open batch. Returns `None` if the record
+    /// does not fit or the batch is being closed.
     pub(crate) fn place(&self, record: usize) -> Option<Placed> {
         let mut seen = self.head.0.load(SeqCst);
         loop {
@@ -87,7 +89,8 @@ impl Tip {
                 _ => (head, head + HEADER_SIZE as u64),
             };
             let end = start + (FRAME_SIZE + record) as u64;
-            // If the batch was closed since, `base` is the next one's, and the exchange fails.
+            // If the batch was closed since then, `base` belongs to the next batch, and the
+            // exchange fails.
             if end > base + self.batch_bytes_max {
                 return None;
             }
@@ -101,8 +104,8 @@ impl Tip {
         }
     }
 
-    /// Closes the open batch, if it has records. Returns its start and the end of its last record.
-    /// The log's mutex is held.
+    /// Closes the open batch if it has records. Returns its start and the end of its last record.
+    /// The caller holds the log's mutex.
     pub(crate) fn close(&self) -> Option<(Lsn, Lsn)> {
         if self.head.0.load(SeqCst) & EMPTY != 0 {
             return None;
@@ -112,12 +115,13 @@ impl Tip {
         Some((base, head))
     }
 
-    /// From now on no append succeeds. Returns the end of the last record.
+    /// Sets [`CLOSING`], so that no append succeeds from now on. Returns the end of the last
+    /// record.
     fn mark(&self) -> Lsn {
         Lsn(self.head.0.fetch_or(CLOSING, SeqCst))
     }
 
-    /// Appends succeed again, into the next batch.
+    /// Starts the next batch, so that appends succeed again.
     fn open_next(&self, head: Lsn) {
         let next = head.0.next_multiple_of(BLOCK);
         self.base.0.store(next, SeqCst);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 const START: Lsn = Lsn(7 * BLOCK);
 const MAX: u64 = 3 * BLOCK;
 
-/// The number of a full batch that needs no padding is where the next one starts, too: an append
-/// that has read it before the batch was closed must not succeed afterwards.
+/// The end of a full batch without padding is also the start of the next batch. An append that has
+/// read the number before the batch was closed must not succeed after that.
 #[test]
 fn a_batch_that_ends_on_a_block_differs_from_the_next_one() {
     let tip = Tip::new(START, MAX);
@@ -36,8 +36,8 @@ fn no_place_is_given_beyond_the_largest_batch_or_while_a_batch_is_closed() {
     assert_eq!(tip.place(1).map(|placed| placed.base), Some(tip.base()));
 }
 
-/// Threads take places while another one closes batches. The places and the batches divide the log
-/// without gap and without overlap, and each record knows its batch.
+/// Threads append while another thread closes batches. Records and batches divide the log without
+/// gaps or overlaps, and each record has the start of its own batch.
 #[test]
 fn places_of_many_threads_divide_the_log() {
     const THREADS: usize = 4;
@@ -52,7 +52,7 @@ fn places_of_many_threads_divide_the_log() {
                 tip.place(size(i)).unwrap_or_else(|| {
                     let mut batches = batches.lock();
                     loop {
-                        // Another thread may have closed the batch meanwhile.
+                        // Another thread may have closed the batch since the last attempt.
                         match tip.place(size(i)) {
                             Some(placed) => break placed,
                             None => batches.extend(tip.close()),

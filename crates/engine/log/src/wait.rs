@@ -1,8 +1,9 @@
 //! Waiters: sleeping threads, each woken by the thread that has its result, and callbacks.
 //!
-//! Each waiting thread has a parker of its own. A completed write wakes exactly the threads whose
-//! force it completes, and one more to lead the next write. The alternative, one condition variable
-//! for all, would wake every waiter by its broadcast, and most of them would go back to sleep.
+//! Each waiting thread has its own parker. A completed write wakes exactly the threads whose force
+//! it completes, and one more to lead the next write. The rejected alternative is one condition
+//! variable for all: each completion would wake every waiter, and most of them would go back to
+//! sleep.
 
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::{Lsn, Result};
@@ -10,9 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) enum Signal {
-    /// There may be a batch to write and a free slot: check again.
+    /// There may be a batch to write and a free slot: the waiter must check again.
     Look,
-    /// The wait is over.
+    /// The wait is over, with this result.
     Done(Result<()>),
 }
 
@@ -26,7 +27,7 @@ impl Parker {
         Arc::new(Parker { signal: Mutex::new(Rank::Leaf, None), woken: Condvar::new() })
     }
 
-    /// A signal stays until it is taken; a result is never overwritten.
+    /// Wakes the waiter. A signal stays until the waiter takes it; a result is never overwritten.
     pub(crate) fn signal(&self, signal: Signal) {
         let mut slot = self.signal.lock();
         if !matches!(*slot, Some(Signal::Done(_))) {
@@ -46,7 +47,7 @@ impl Parker {
         }
     }
 
-    /// `None` when `timeout` passed without a signal.
+    /// Returns `None` if no signal arrived within `timeout`.
     pub(crate) fn wait_for(&self, timeout: Duration) -> Option<Signal> {
         let mut slot = self.signal.lock();
         if slot.is_none() {
@@ -56,7 +57,7 @@ impl Parker {
     }
 }
 
-/// The continuation of an asynchronous force.
+/// The function that receives the result of an asynchronous force.
 pub(crate) type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// A force that waits until the durable LSN reaches `target`.
@@ -71,16 +72,16 @@ pub(crate) enum WaiterKind {
     Callback(Callback),
 }
 
-/// Wake-ups that are collected under the state lock and fired after it is released, so that no
-/// thread wakes only to find the lock taken.
+/// Wake-ups that are collected under the state lock and sent after it is released, so that a woken
+/// thread does not find the lock taken.
 #[derive(Default)]
 pub(crate) struct Wake {
     pub signals: Vec<(Arc<Parker>, Signal)>,
-    /// A writer thread must lead a write.
+    /// Whether a writer thread must lead a write.
     pub writer: bool,
-    /// A writer thread must deliver results.
+    /// Whether a writer thread must deliver results.
     pub answers: bool,
-    /// Every writer thread must check for work.
+    /// Whether every writer thread must check for work.
     pub writers_all: bool,
 }
 

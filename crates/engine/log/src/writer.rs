@@ -1,12 +1,13 @@
 //! Writer threads: they write full batches, lead writes for asynchronous forces and call their
 //! callbacks.
 //!
-//! The thread that wrote delivers the results. Another thread is woken for that if the write was
-//! led by a thread that forces the log and waits, and helps if there are several results.
+//! The thread that led a write delivers its results. If the leader is a thread that waits in a
+//! force, or if there are several results, another thread is woken to deliver them.
 //!
-//! A thread that takes up work ensures that another one waits for the next, and starts it if
-//! necessary. There is at most one thread more than there may be writes in flight. So the delivery
-//! of a result never waits for a device write to finish, and a mount that needs one thread has one.
+//! A thread that starts work first ensures that another thread waits for the next work, and starts
+//! one if necessary. There is at most one thread more than the maximum number of writes in flight.
+//! So the delivery of a result never waits for a device write, and a mount that needs only one
+//! thread has only one.
 
 use crate::force::{Leader, stopped};
 use crate::shared::Shared;
@@ -15,7 +16,7 @@ use crate::wait::Wake;
 use kedge_base::{Error, spawn_named, without_panic};
 use std::sync::Arc;
 
-/// Starts the first writer thread. If that fails, shutdown is latched, because no thread could
+/// Starts the first writer thread. If that fails, latches shutdown, because no thread could
 /// complete asynchronous forces.
 pub(crate) fn start(shared: &Arc<Shared>) {
     let started = start_one(shared, &mut shared.state.lock());
@@ -33,7 +34,7 @@ fn start_one(shared: &Arc<Shared>, state: &mut State) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Called by a thread that takes up work: ensures that another one waits.
+/// Called by a thread that starts work: ensures that another thread waits for the next work.
 fn leave_one_waiting(shared: &Arc<Shared>, state: &mut State) {
     let wanted = state.in_flight_max + 1;
     if state.threads_waiting > 0 || state.stopping || state.threads.len() >= wanted {
@@ -45,9 +46,9 @@ fn leave_one_waiting(shared: &Arc<Shared>, state: &mut State) {
     }
 }
 
-/// A panic shuts the log down, and the thread continues, because the waiting forces still need
-/// their results. It cannot panic forever: a log that is shut down writes nothing, and a result is
-/// taken from the queue before it is delivered.
+/// Runs a writer thread. A panic shuts the log down, but the thread continues, because the waiting
+/// forces still need their results. The panics cannot repeat forever: a log that is shut down
+/// writes nothing, and a result is removed from the queue before it is delivered.
 fn run(shared: &Arc<Shared>) {
     shared.state.lock().threads_waiting -= 1;
     while let Err(error) = without_panic("a thread of the log", || {
@@ -73,8 +74,8 @@ fn serve(shared: &Arc<Shared>) {
             let write = shared.take(&mut state, &mut wake);
             drop(state);
             wake.fire(&shared.writers);
-            // A failure is latched, and every waiter has got it. There is no other caller to report
-            // it to.
+            // A failure is latched as shutdown, and every waiter has received it. No other caller
+            // needs it.
             let _latched = shared.write(write, Leader::Writer);
             state = shared.state.lock();
         } else if state.stopping && state.is_drained() {
@@ -89,19 +90,18 @@ fn serve(shared: &Arc<Shared>) {
 }
 
 impl State {
-    /// Whether a writer thread has nothing left to do, neither now nor when a write in flight
-    /// completes.
+    /// Returns whether the writer threads have no work left, now and after the writes in flight.
     fn is_drained(&self) -> bool {
         self.answers.is_empty() && self.sealed.is_empty() && (self.dead.is_some() || self.in_flight() == 0)
     }
 }
 
 /// Lets the threads finish, joins them and shuts the log down. A callback may drop the last handle
-/// of a log, so the caller can itself be a writer thread, which is not joined.
+/// of a log, so the calling thread may itself be a writer thread; it does not join itself.
 pub(crate) fn stop(shared: &Shared) {
     let threads = {
         let mut state = shared.state.lock();
-        // From here on no thread is started.
+        // From now on no writer thread is started.
         state.stopping = true;
         std::mem::take(&mut state.threads)
     };

@@ -1,5 +1,5 @@
-//! Random logs, cut off at random moments: a scan returns exactly a prefix of the appended records,
-//! with all that were forced.
+//! Random logs with a power cut at a random time: a scan returns exactly a prefix of the appended
+//! records, which includes all forced records.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -17,10 +17,10 @@ use std::time::Duration;
 enum Op {
     Append(usize),
     Force,
-    /// Force to the n-th newest record.
+    /// Forces the log to the n-th newest record.
     ForceOlder(usize),
     Seal,
-    /// Move the tail to this fraction (of 255) of the durable writes.
+    /// Moves the tail to this fraction (of 255) of the durable writes.
     AdvanceTail(u8),
 }
 
@@ -35,7 +35,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// One mount: its appended records, its forces, and the tail in its "superblock".
+/// One mount: its appended records, its forces, and the tail in its simulated superblock.
 struct Mount {
     log: Arc<Log>,
     appended: Vec<Found>,
@@ -63,7 +63,7 @@ impl Mount {
             Op::Append(len) => {
                 let mut reservation = self.log.try_reserve(len as u64, ReserveClass::Normal);
                 if matches!(reservation, Ok(None)) {
-                    // Full: checkpoint everything.
+                    // The log is full, so everything is checkpointed.
                     let cut = self.log.seal();
                     self.force(cut);
                     if self.dead {
@@ -105,7 +105,7 @@ impl Mount {
     }
 }
 
-/// Scans from the tail of the slot and checks the promise. Returns the head.
+/// Scans from the tail in the superblock slot and checks the guarantee. Returns the head.
 fn check(s: &Setup, image: Vec<u8>, tail: Lsn, appended: &[Found], forced: Lsn) -> Lsn {
     let (end, found) = s.scan(image, tail).expect("a crash is not corruption");
     let expected: Vec<&Found> = appended.iter().filter(|(at, _)| at.start >= tail).collect();
@@ -166,7 +166,7 @@ proptest! {
     }
 }
 
-/// Several threads append, force and checkpoint at once while the power is cut.
+/// Several threads append, force and checkpoint concurrently when the power is cut.
 fn threads_and_a_crash(seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     let latency = Duration::from_micros(rng.random_range(0..200));
@@ -202,8 +202,8 @@ fn worker(t: u64, log: &Log, tail: &kedge_base::lock::Mutex<Lsn>, rng: &mut StdR
         let len = if rng.random_bool(0.02) { rng.random_range(1..100_000) } else { rng.random_range(1..300) };
         let Ok(reservation) = log.try_reserve(len as u64, ReserveClass::Normal) else { break };
         let Some(mut reservation) = reservation else {
-            // The mutex stands for the superblock: it names the tail before the log may use the
-            // space.
+            // The mutex stands for the superblock, which must contain the tail before the log may
+            // reuse the space.
             let mut slot = tail.lock();
             let cut = log.durable_lsn().min(log.head_lsn());
             if log.force(cut, ForceCause::Space).is_err() {
@@ -234,7 +234,7 @@ fn worker(t: u64, log: &Log, tail: &kedge_base::lock::Mutex<Lsn>, rng: &mut StdR
 #[test]
 fn threads_and_a_crash_leave_a_prefix_with_all_that_was_forced() {
     for seed in 0..150 {
-        // A failure names its seed.
+        // The output of a failed test contains the seed.
         eprintln!("seed {seed}");
         threads_and_a_crash(seed);
     }

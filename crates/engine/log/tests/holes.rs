@@ -1,5 +1,5 @@
 //! A ring with holes on a host that may be full: no log write is the first write to a block, a
-//! reservation without space on the host is refused, and a crash loses nothing that was forced.
+//! reservation fails if the host has no space for it, and a crash loses no forced record.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -24,7 +24,7 @@ struct Mount {
 impl Mount {
     fn reserve_and_append(&mut self, len: usize, class: ReserveClass) -> Result<(), i32> {
         let Some(mut reservation) = self.log.try_reserve(len as u64, class).map_err(|e| e.errno())? else {
-            // A checkpoint. Its log writes were reserved.
+            // A checkpoint; its records were reserved.
             let cut = self.log.seal();
             self.force();
             self.tail = cut;
@@ -43,8 +43,8 @@ impl Mount {
     }
 }
 
-/// One mount of a log: opened, used while its host has this much room, crashed. Returns the image
-/// and the position where the next mount starts.
+/// One mount of a log: it is opened, used on a host with little free space, and crashed. Returns
+/// the image and the LSN at which the next mount starts.
 fn life(
     image: Vec<u8>,
     backed: Vec<bool>,
@@ -62,8 +62,8 @@ fn life(
         if let Err(errno) = m.reserve_and_append(len, ReserveClass::Normal) {
             assert_eq!(errno, 28);
             refused += 1;
-            // On a full host files can still be deleted, at least the first ones. An earlier mount
-            // may have used the space that is kept for that.
+            // On a full host files can still be deleted, at least the first few. An earlier mount
+            // may have used up the space that is kept for deletions.
             if refused == 1 && !m.appended.is_empty() {
                 assert_eq!(m.reserve_and_append(200, ReserveClass::Reclaim), Ok(()));
             }
@@ -101,7 +101,7 @@ fn no_log_write_needs_its_host_and_a_crash_loses_nothing() {
         for epoch in 1..6 {
             (image, backed, start) = life(image, backed, start, epoch, &mut rng);
             if rng.random_bool(0.2) {
-                // A copy of the file may leave out zeros anywhere.
+                // A copy of the image file may have holes in place of zeros anywhere.
                 for (block, backed) in backed.iter_mut().enumerate().skip(RING_START as usize) {
                     let bytes = &image[block * BLOCK_SIZE..(block + 1) * BLOCK_SIZE];
                     *backed &= bytes.iter().any(|b| *b != 0);
@@ -113,7 +113,7 @@ fn no_log_write_needs_its_host_and_a_crash_loses_nothing() {
     assert!(whole > 10, "{whole} rings were used in full");
 }
 
-/// Several threads reserve, one of them writes zeros, and none of the zeros land on a log write.
+/// When several threads reserve, only one of them writes zeros, and no zeros overwrite a log write.
 #[test]
 fn one_thread_at_a_time_writes_ahead_of_the_log() {
     for seed in 0..20 {

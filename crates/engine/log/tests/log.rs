@@ -1,4 +1,4 @@
-//! The log's operations one by one, and its behaviour after failures.
+//! The log's operations one at a time, and its behaviour after failures.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 mod common;
@@ -28,7 +28,7 @@ fn spawn<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> std::t
 
 const POLL: Duration = Duration::from_millis(2);
 
-/// Polls until `what` holds; the bound only turns a hang into a failure.
+/// Polls until `what` returns true. The bound only turns a hang into a failure.
 #[track_caller]
 fn until(what: impl Fn() -> bool) {
     for _ in 0..HANG.as_millis() / POLL.as_millis() {
@@ -58,7 +58,7 @@ fn records_lie_where_append_says_and_come_back_in_order() {
     let c = append(&log, &[9; 5000]);
     assert_eq!(c.write_start, Lsn(BLOCK));
     log.force(Lsn(u64::MAX), ForceCause::Sync).unwrap();
-    assert_eq!(log.durable_lsn(), Lsn(3 * BLOCK), "beyond the head means to the head");
+    assert_eq!(log.durable_lsn(), Lsn(3 * BLOCK), "an LSN beyond the head means it");
 
     let (end, found) = s.scan(s.device.image(), Lsn(0)).unwrap();
     let want = [(a, b"first".to_vec()), (b, b"second record".to_vec()), (c, vec![9; 5000])];
@@ -67,7 +67,7 @@ fn records_lie_where_append_says_and_come_back_in_order() {
     assert_eq!(end.stop, StopReason::NoWrite);
 }
 
-/// The writes that jbd2 counts as transactions, and as requested ones.
+/// Counts the writes that jbd2 would count as transactions, and the requested ones among them.
 #[test]
 fn commits_are_the_writes_that_somebody_asked_for() {
     let s = setup(4 * MIB);
@@ -122,7 +122,7 @@ fn padding_is_zero_in_reused_buffers_too() {
         let image = s.device.image();
         let place = |lsn: Lsn| (common::RING_START * BLOCK + lsn.0) as usize;
         let padding = &image[place(at.end)..place(log.durable_lsn())];
-        assert!(padding.len() < BLOCK_SIZE && padding.iter().all(|&b| b == 0), "behind {len} bytes");
+        assert!(padding.len() < BLOCK_SIZE && padding.iter().all(|&b| b == 0), "after {len} bytes");
     }
 }
 
@@ -198,13 +198,13 @@ fn async_forces_are_answered_from_a_writer_thread() {
     seen.sort_unstable();
     assert_eq!(seen, (0..50).collect::<Vec<_>>());
     assert!(log.durable_lsn() >= *ends.last().unwrap());
-    // Durable already: the callback runs at once, in this thread.
+    // The target is durable, so the callback runs at once, in this thread.
     let done = move |r: Result<()>| sender.send((99, r.is_ok(), std::thread::current().id())).unwrap();
     log.force_async(ends[0], ForceCause::Fsync, Box::new(done));
     assert_eq!(receiver.try_recv().unwrap(), (99, true, me));
 }
 
-/// The thread that wrote also delivers: an asynchronous force wakes one thread, not two.
+/// The writer thread that wrote also delivers, so an asynchronous force wakes only one thread.
 #[test]
 fn an_async_force_wakes_one_writer_thread() {
     const FORCES: u64 = 200;
@@ -217,7 +217,7 @@ fn an_async_force_wakes_one_writer_thread() {
         log.force_async(at.end, ForceCause::Fsync, Box::new(move |r| sender.send(r).unwrap()));
         receiver.recv().unwrap().unwrap();
     }
-    // Threads that start, and a thread that was woken before it slept.
+    // Allowed in addition: threads that start, and a thread that was woken before it slept.
     let wakes = log.stats().writer_wakes.get();
     assert!(wakes <= FORCES + FORCES / 4, "{wakes} wake-ups for {FORCES} forces");
 }
@@ -270,13 +270,13 @@ fn reservations_never_let_the_ring_overflow() {
     }
     let space = log.space();
     assert_eq!(space.reserved_bytes, held.len() as u64 * (10 + RECORD_OVERHEAD));
-    assert!(log.free_bytes() < 10 + RECORD_OVERHEAD, "what is reserved is not free");
+    assert!(log.free_bytes() < 10 + RECORD_OVERHEAD, "reserved bytes are not free");
     assert!(space.reserved_bytes + (10 + RECORD_OVERHEAD) > ring - ring / 8);
     assert!(
         log.try_reserve(10, ReserveClass::Reclaim).unwrap().is_some(),
         "the emergency reserve is for reclaim"
     );
-    // The worst case: every record in a write of its own.
+    // The worst case is a log write for every record.
     let records = held.len() as u64;
     for mut reservation in held {
         let at = log.append(&mut reservation, &[1; 10]);
@@ -290,7 +290,7 @@ fn reservations_never_let_the_ring_overflow() {
     assert_eq!(log.free_bytes(), log.free_bytes_max());
     log.promise(1000);
     drop(log.reserve(10, ReserveClass::Normal).unwrap());
-    assert!(log.free_bytes() <= log.free_bytes_max() - 1000, "nor is what is promised");
+    assert!(log.free_bytes() <= log.free_bytes_max() - 1000, "promised bytes are not free");
     log.promise(-1000);
 }
 
@@ -427,7 +427,7 @@ fn a_waiting_reservation_asks_for_space_and_wakes_when_the_tail_moves() {
     assert_eq!(log.stats().space_stalls.snapshot().count, 1);
 }
 
-/// The threads that requested space.
+/// The set of threads that have requested space.
 struct Asking(kedge_base::lock::Mutex<std::collections::HashSet<std::thread::ThreadId>>);
 
 impl SpacePressure for Asking {
@@ -450,12 +450,12 @@ fn waiting_reservations_are_served_in_order() {
     for i in 0..6u64 {
         let (thread_log, order) = (log.clone(), order.clone());
         threads.push(spawn(move || {
-            // Each takes more than half: one at a time.
+            // Each reservation takes more than half of the log, so only one can be held at a time.
             let r = thread_log.reserve(max / 2 + 10_000 * (i % 2), ReserveClass::Normal).unwrap();
             order.lock().push(i);
             drop(r);
         }));
-        // Each thread requests space once it is queued, so the next one is queued after it.
+        // Each thread requests space only once it is queued, so the next thread is queued after it.
         until(|| asking.0.lock().len() as u64 == i + 1);
     }
     drop(all);
@@ -466,8 +466,8 @@ fn waiting_reservations_are_served_in_order() {
     assert_eq!(log.space().reserved_bytes, 0);
 }
 
-/// Reservations that fit take no lock. One that must wait may enqueue just while another thread
-/// returns its bytes without the lock.
+/// Reservations that fit take no lock. A reservation that must wait may be enqueued at the same
+/// time as another thread returns bytes without the lock.
 #[test]
 fn each_reservation_of_many_threads_is_granted() {
     const THREADS: u64 = 6;
@@ -543,7 +543,8 @@ fn many_threads_share_writes() {
     assert_eq!((end.records, found.len(), end.writes), (800, 800, stats.writes.get()));
 }
 
-/// A failing test must not leave the log's threads in a blocked write forever.
+/// Releases blocked writes when dropped, so that a failing test does not leave the log's threads in
+/// a blocked write forever.
 struct Release(Arc<MemDevice>);
 
 impl Drop for Release {
@@ -566,18 +567,18 @@ fn writes_complete_in_any_order_and_are_acknowledged_in_lsn_order() {
     };
     force(0);
     until(|| s.device.writes() == 1);
-    // The blocked write leaves three slots. Later writes that complete do not free theirs, however
-    // many forces arrive.
+    // The blocked write leaves three slots. Later writes that complete do not free their slots,
+    // however many forces arrive.
     for i in 1..40 {
         force(i);
-        // A writer thread that starts late would cover several forces with one write.
+        // A writer thread that starts late would complete several forces with one write.
         until(|| s.device.writes() as u32 == (i + 1).min(4));
     }
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!((s.device.writes(), log.durable_lsn()), (4, Lsn(0)));
-    assert!(receiver.try_recv().is_err(), "nothing is durable before what lies before it");
+    assert!(receiver.try_recv().is_err(), "the durable prefix has no gap");
     let (end, found) = s.scan(s.device.image(), Lsn(0)).unwrap();
-    assert_eq!((end.head, found.len()), (Lsn(0), 0), "no proof of a loss either");
+    assert_eq!((end.head, found.len()), (Lsn(0), 0), "the scan finds no lost write");
     s.device.release();
     let mut answered: Vec<_> = (0..40).map(|_| receiver.recv().unwrap()).collect();
     answered.sort_unstable();
@@ -585,7 +586,7 @@ fn writes_complete_in_any_order_and_are_acknowledged_in_lsn_order() {
     assert_eq!(s.scan(s.device.image(), Lsn(0)).unwrap().1.len(), 40);
 }
 
-/// Appends a record of its own at each call, which no barrier has covered yet.
+/// A barrier that appends a new record at each call; no barrier has covered that record yet.
 struct Meddler {
     device: Arc<MemDevice>,
     log: std::sync::OnceLock<std::sync::Weak<Log>>,
@@ -635,7 +636,7 @@ fn a_failed_write_latches_shutdown_and_wakes_everyone() {
         let log = log.clone();
         spawn(move || log.reserve(500_000, ReserveClass::Normal).map(drop))
     };
-    // Eight forces, more than there are slots: leaders, waiters and a callback.
+    // Eight forces, more than there are slots: leaders, waiting threads and a callback.
     s.device.fail_write(0);
     let (sender, receiver) = mpsc::channel();
     let threads: Vec<_> = (0..8)
@@ -650,7 +651,8 @@ fn a_failed_write_latches_shutdown_and_wakes_everyone() {
         .collect();
     let at = log.append(&mut early, &[2; 100]);
     log.force_async(at.end, ForceCause::Fsync, Box::new(move |r| sender.send(r).unwrap()));
-    // The leader and the forces of its write get the device's error. Later calls get the shutdown.
+    // The leader and the forces of its write fail with the device's error. Later calls fail with
+    // the shutdown.
     let mut errors: Vec<Error> = threads.into_iter().map(|t| t.join().unwrap().unwrap_err()).collect();
     errors.push(receiver.recv().unwrap().unwrap_err());
     assert!(errors.iter().any(|e| matches!(e, Error::Io { .. })), "{errors:?}");
@@ -658,7 +660,7 @@ fn a_failed_write_latches_shutdown_and_wakes_everyone() {
     assert!(matches!(stuck.join().unwrap(), Err(Error::Shutdown(_))));
     assert!(matches!(log.shutdown_reason(), Some(Error::Io { .. })));
 
-    // Afterwards no call is accepted or hangs, and nothing is written.
+    // Afterwards every call fails without hanging, and nothing is written.
     let writes = s.device.writes();
     assert!(matches!(log.force(Lsn(0), ForceCause::Fsync), Err(Error::Shutdown(_))));
     assert!(matches!(log.reserve(1, ReserveClass::Reclaim), Err(Error::Shutdown(_))));
@@ -683,7 +685,7 @@ fn a_failed_barrier_is_a_failed_write() {
     assert_eq!(s.device.writes(), 0);
 }
 
-/// Shuts its log down, like a caller that cannot apply the record that it has appended.
+/// A barrier that shuts its log down, as a thread does that cannot apply its appended record.
 struct Revoking(parking_lot::Mutex<std::sync::Weak<Log>>);
 
 impl kedge_log::Barrier for Revoking {
@@ -707,7 +709,7 @@ fn what_is_revoked_before_the_barrier_returns_is_not_written() {
     assert_eq!((s.device.writes(), log.durable_lsn()), (0, Lsn(0)));
 }
 
-/// One force that leads, one that waits for it, and one with a callback.
+/// One force leads the write, one waits for it, and one has a callback.
 #[test]
 fn a_panic_in_a_write_is_told_to_all_who_wait() {
     let s = setup(2 * MIB);
@@ -745,7 +747,8 @@ fn a_panic_in_a_callback_shuts_the_log_down_and_the_other_callbacks_are_called()
     let reason = log.shutdown_reason().unwrap().to_string();
     assert!(reason.contains("a panic in a thread of the log: the callback panics"), "{reason}");
 
-    // Many at once, so that each of the threads has to deliver results after a panic of its own.
+    // There are many callbacks, so that each delivering thread must deliver results after a panic
+    // of its own.
     let log = s.open(Lsn(0), Lsn(0));
     let (send, told) = mpsc::channel();
     s.device.hold_write(0);

@@ -1,5 +1,5 @@
-//! Scans of logs that no crash can produce. Recovery must report them, and must never return a
-//! wrong record.
+//! Scans of logs that no crash can produce. Recovery must report them as corrupt, and must never
+//! return a wrong record.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -20,7 +20,7 @@ fn append(log: &Log, record: &[u8]) -> kedge_log::RecordLsn {
     log.append(&mut reservation, record)
 }
 
-/// A log of `writes` acknowledged writes from `start` on.
+/// Makes a log with one acknowledged write for each entry of `writes`, from `start` on.
 fn written(ring_blocks: usize, start: Lsn, writes: &[&[usize]]) -> Setup {
     let s = Setup::new(MemDevice::new(ring_blocks + RING_START as usize, 1));
     let log = s.open(start, start);
@@ -40,7 +40,7 @@ fn is_corrupt(result: Result<(kedge_log::ScanEnd, Vec<common::Found>)>, words: &
     }
 }
 
-/// Puts a write of one record into an image, at `header.lsn` or elsewhere.
+/// Puts a log write with one record into an image at `place`, which may differ from `header.lsn`.
 fn put(s: &Setup, image: &mut [u8], place: Lsn, header: WriteHeader, record: &[u8]) {
     let mut buf = IoBuf::zeroed(header.blocks as usize);
     let bytes = buf.as_mut_bytes();
@@ -65,7 +65,7 @@ fn header(lsn: u64, durable: u64) -> WriteHeader {
 
 #[test]
 fn every_flipped_bit_ends_the_log_before_it_or_is_reported() {
-    // Across the ring's end, with a write of two blocks in the middle.
+    // The log crosses the end of the ring, with a write of two blocks in the middle.
     let start = Lsn(14 * BLOCK);
     let s = written(16, start, &[&[10, 20], &[5000], &[1, 2, 3]]);
     let image = s.device.image();
@@ -113,7 +113,7 @@ fn a_lost_durable_write_is_named() {
 fn a_write_in_flight_beside_the_lost_one_proves_nothing() {
     let s = written(64, Lsn(0), &[&[10]]);
     let mut image = s.device.image();
-    // The write at block 1 did not complete. Those after it were composed while only block 0 was
+    // The write at block 1 did not complete. The later writes were composed while only block 0 was
     // durable.
     for block in 2..5 {
         put(&s, &mut image, Lsn(block * BLOCK), header(block * BLOCK, BLOCK), b"abc");
@@ -139,7 +139,7 @@ fn the_proof_of_a_loss_is_found_as_far_away_as_it_can_lie() {
 #[test]
 fn a_newer_epoch_proves_a_lost_superblock_slot() {
     let s = written(64, Lsn(0), &[&[10], &[10]]);
-    // Where the log continues, and beyond the stop.
+    // Block 2 is where the log continues; block 7 is beyond the stop.
     for block in [2, 7] {
         let mut image = s.device.image();
         let newer = WriteHeader { epoch: Epoch(2), ..header(block * BLOCK, block * BLOCK) };
@@ -167,7 +167,7 @@ fn a_newer_tail_proves_a_lost_superblock_slot() {
 
 #[test]
 fn a_lap_too_many_proves_a_lost_superblock_slot() {
-    // The old slot's tail was overwritten: its log begins with a write of the next lap.
+    // The log has overwritten the writes at the old slot's tail: a write of the next lap is there.
     let s = Setup::new(MemDevice::new(32 + RING_START as usize, 1));
     let log = s.open(Lsn(0), Lsn(0));
     for _ in 0..40 {
@@ -217,7 +217,7 @@ fn a_full_ring_ends_at_its_end() {
         let at = log.append(&mut r, &[1; 10]);
         log.force(at.end, ForceCause::Fsync).unwrap();
     }
-    // The reserves of the classes leave a part of the ring unused, which is filled by hand here.
+    // The reserves of the classes keep part of the ring unused; this test fills that part by hand.
     let mut image = s.device.image();
     let mut writes = (log.durable_lsn().0 - 5 * BLOCK) / BLOCK;
     assert!(writes > 0 && writes < 32, "{writes}");
@@ -251,7 +251,7 @@ fn nonsense_from_a_slot_is_an_error() {
     assert!(s.scan(s.device.image(), Lsn(0)).is_err());
 }
 
-/// Random bytes in place of log writes never make a scan panic.
+/// A scan of random bytes in place of log writes never panics.
 #[test]
 fn garbage_is_no_log() {
     use rand::{Rng, SeedableRng};
@@ -276,7 +276,8 @@ fn garbage_is_no_log() {
 const PIECE: u64 = 256 << 10;
 const AHEAD: u64 = 4 << 20;
 
-/// A log in memory whose writes fill all of `ring_blocks` from `start` on except `free` blocks.
+/// Makes a log in memory whose writes fill all of `ring_blocks` from `start` on, except `free`
+/// blocks.
 fn nearly_full(ring_blocks: u64, start: u64, free: u64) -> (Setup, kedge_device::MemDevice) {
     let s = Setup::new(MemDevice::new(RING_START as usize, 1));
     let s = Setup { ring_blocks, ..s };
@@ -300,7 +301,7 @@ fn nearly_full(ring_blocks: u64, start: u64, free: u64) -> (Setup, kedge_device:
 
 #[test]
 fn reads_are_in_flight_ahead_of_the_walk() {
-    // 32 MiB, from the middle of the ring on, across its end.
+    // A ring of 32 MiB; the log starts in its middle and crosses its end.
     let (ring, start) = (8192, 3 * 8192 + 5000);
     let (s, image) = nearly_full(ring, start, 150);
     let device = DistantDevice::new(Arc::new(image), Duration::ZERO);
@@ -308,7 +309,7 @@ fn reads_are_in_flight_ahead_of_the_walk() {
     let writes = (ring - 150) / 200;
     assert_eq!((end.writes, found.len() as u64), (writes, writes));
     assert_eq!((end.head, end.stop), (Lsn((start + writes * 200) * BLOCK), StopReason::NoWrite));
-    // One piece more, because one ends at the ring's end.
+    // One piece more, because a piece ends at the end of the ring.
     assert_eq!(device.requests(), ring * BLOCK / PIECE + 1);
     let most = 2 * ring * BLOCK / AHEAD + 2;
     assert!(device.rounds() <= most, "{} round trips, at most {most}", device.rounds());
@@ -338,14 +339,14 @@ fn a_bad_block_fails_the_scan_only_where_a_decision_rests_on_it() {
         device.set_plan(FaultPlan::new(1).bad_range(OpKind::Read, place..place + BLOCK, 5));
         (s.scan_device(&device, Lsn(0)), device.struck())
     };
-    // Read along with the last blocks that are needed, but not needed.
+    // The block is in the same piece as the last blocks that are needed, but is not needed itself.
     let (result, struck) = scan(last + 1);
     let (end, found) = result.unwrap();
     assert_eq!((end.head, found.len(), struck), (Lsn(stop * BLOCK), 5, 1));
-    // Not read at all.
+    // The block is not read at all.
     let (result, struck) = scan(last + 2 * PIECE / BLOCK);
     assert_eq!((result.unwrap().0.head, struck), (Lsn(stop * BLOCK), 0));
-    // A record, the stop, and a block that may prove a loss.
+    // The bad block holds a record, is the stop, or might prove a loss.
     for bad in [0, 200, 999, stop, stop + 1, last] {
         let (result, struck) = scan(bad);
         assert!(matches!(result, Err(Error::Io { .. })), "block {bad}: {result:?}");
@@ -363,7 +364,7 @@ fn a_device_that_is_gone_fails_the_scan_at_once() {
     assert!(matches!(result, Err(Error::OutcomeUnknown)), "{result:?}");
 }
 
-/// The headers of most writes beyond the stop prove nothing, so the rest of these is not read.
+/// The headers of most writes beyond the stop prove nothing, so the bodies of these are not read.
 #[test]
 fn a_write_beyond_the_stop_is_read_only_if_its_header_decides() {
     let (s, image) = nearly_full(8192, 0, 7000);
@@ -395,7 +396,7 @@ fn a_write_beyond_the_stop_is_read_only_if_its_header_decides() {
 
 #[test]
 fn a_part_is_read_again_and_nothing_beyond_it() {
-    // From the middle of the ring on, across its end.
+    // The log starts in the middle of the ring and crosses its end.
     let (ring, start) = (8192, 3 * 8192 + 5000);
     let (s, image) = nearly_full(ring, start, 150);
     let (end, all) = s.scan_device(&image, Lsn(start * BLOCK)).unwrap();
@@ -409,10 +410,10 @@ fn a_part_is_read_again_and_nothing_beyond_it() {
     })
     .unwrap();
     assert_eq!(found, all[first..]);
-    // The part may cross the ring's end.
+    // The range that is read again may cross the end of the ring.
     let pieces = (end.head.0 - from.0).div_ceil(PIECE);
     assert!((pieces..=pieces + 1).contains(&device.requests()), "{} requests", device.requests());
-    // The medium has changed since the scan.
+    // The medium has changed since the first scan.
     let place = (RING_START + (from.0 / BLOCK + 3 * 200) % ring) * BLOCK;
     image.write(place, &IoBuf::zeroed(1), false).unwrap();
     let again = s.scan_again(&image, from, end.head, &mut |_, _| Ok(()));

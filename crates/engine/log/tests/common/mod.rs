@@ -1,8 +1,8 @@
-//! A block device in memory for the log's tests and its benchmark.
+//! A simulated block device for the log's tests and its benchmark.
 //!
-//! `medium` is what survives. A plain write stays in `pending` until a flush; a FUA write is on the
-//! medium when it returns. A crash freezes the medium at one moment. Any subset of
-//! the sectors of each write then in flight arrives, and later requests fail.
+//! `medium` has the bytes that survive a crash. A plain write stays in `pending` until a flush; a
+//! FUA write is on the medium when it returns. A crash freezes the medium at one point in time. Any
+//! subset of the sectors of each write then in flight arrives, and later requests fail.
 #![allow(dead_code, clippy::disallowed_methods)]
 
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
@@ -18,7 +18,7 @@ pub const SECTOR: usize = 512;
 struct Inner {
     medium: Vec<u8>,
     pending: Vec<(usize, Vec<u8>)>,
-    /// FUA writes in flight: id, offset, bytes.
+    /// FUA writes in flight, each with its id, offset and bytes.
     under_way: Vec<(u64, usize, Vec<u8>)>,
     writes: u64,
     flushes: u64,
@@ -33,14 +33,14 @@ struct Inner {
 
 /// The file system below a sparse image.
 pub struct Host {
-    /// By block of the device.
+    /// Whether the host has allocated each block of the device.
     pub backed: Vec<bool>,
-    /// Number of its free blocks.
+    /// Number of free blocks on the host.
     pub room: usize,
 }
 
 impl Host {
-    /// Allocates the blocks of a write, or none.
+    /// Allocates all blocks of a write, or none if the host has too few. Returns whether it did.
     fn take(&mut self, offset: u64, len: usize) -> bool {
         let first = offset as usize / BLOCK_SIZE;
         let blocks = &mut self.backed[first..first + len / BLOCK_SIZE];
@@ -102,7 +102,7 @@ impl MemDevice {
         })
     }
 
-    /// Makes the device a sparse file on this host.
+    /// Makes the device a sparse file on `host`.
     pub fn put_on(&self, host: Host) {
         self.inner.lock().host = Some(host);
     }
@@ -111,7 +111,8 @@ impl MemDevice {
         look(self.inner.lock().host.as_mut().expect("it is on one"))
     }
 
-    /// Makes the `n`-th write from now on fail (0: the next). Nothing of it reaches the medium.
+    /// Makes the `n`-th write from now on fail (0 is the next write). Nothing of it reaches the
+    /// medium.
     pub fn fail_write(&self, n: u64) {
         let mut inner = self.inner.lock();
         inner.fail_at = Some(inner.writes + n);
@@ -123,7 +124,7 @@ impl MemDevice {
         inner.crash_at = Some(inner.writes + n);
     }
 
-    /// Holds the `n`-th write from now on until [`MemDevice::release`].
+    /// Blocks the `n`-th write from now on until [`MemDevice::release`].
     pub fn hold_write(&self, n: u64) {
         let mut inner = self.inner.lock();
         inner.held = Some(inner.writes + n);
@@ -139,7 +140,7 @@ impl MemDevice {
         self.inner.lock().freeze();
     }
 
-    /// The image that a mount after the crash finds (without a crash, the present medium).
+    /// Returns the image that a mount after the crash finds; without a crash, the present medium.
     pub fn image(&self) -> Vec<u8> {
         self.inner.lock().medium.clone()
     }
@@ -152,7 +153,7 @@ impl MemDevice {
         self.inner.lock().flushes
     }
 
-    /// The largest number of writes that were ever in flight at once.
+    /// Returns the largest number of writes that were ever in flight at once.
     pub fn in_flight_max(&self) -> usize {
         self.inner.lock().in_flight_max
     }
@@ -171,7 +172,7 @@ impl Inner {
         let pending = std::mem::take(&mut self.pending);
         let under_way = std::mem::take(&mut self.under_way);
         for (offset, bytes) in pending.into_iter().chain(under_way.into_iter().map(|(_, o, b)| (o, b))) {
-            // All, nothing or any subset of sectors.
+            // All sectors arrive, or none, or a random subset.
             let keep = self.rng.random_range(0..4);
             for (i, sector) in bytes.chunks(SECTOR).enumerate() {
                 if keep == 0 || keep > 1 && self.rng.random_bool(0.5) {
@@ -314,7 +315,7 @@ impl kedge_log::Barrier for CountingBarrier {
 
 pub const RING_START: u64 = 3;
 
-/// A log on `device`, whose ring is all of it except the first [`RING_START`] blocks.
+/// A log on `device`, whose ring is the whole device except the first [`RING_START`] blocks.
 pub struct Setup {
     pub device: Arc<MemDevice>,
     pub barrier: Arc<CountingBarrier>,
@@ -372,7 +373,7 @@ impl Setup {
         )
     }
 
-    /// Scans an image; the records with their positions.
+    /// Scans an image. Returns the records with their positions.
     pub fn scan(&self, image: Vec<u8>, from: kedge_base::Lsn) -> Result<(kedge_log::ScanEnd, Vec<Found>)> {
         let device = MemDevice::from_image(image, 0, Duration::ZERO);
         self.scan_device(&*device, from)
