@@ -1,13 +1,14 @@
-//! The node cache: dirty nodes by address, clean nodes in a ring for CLOCK eviction.
+//! The node cache: a table of dirty nodes by address, and a ring of clean nodes for CLOCK eviction.
 //!
 //! # Invariants
 //! 1. The dirty table holds exactly the live nodes born in the current generation.
 //!    [`crate::Tree::freeze`] takes the whole table.
 //! 2. Every clean node of the tree is in the ring once. The ring's references are weak, so a node
-//!    that leaves the tree in any other way is freed at once. Its ring entry is removed when the
-//!    hand passes it, or when the ring has many more entries than there are frames.
+//!    that leaves the tree in any other way than by eviction is freed at once. Its ring entry is
+//!    removed when the CLOCK hand reaches it, or when the ring has many more entries than there are
+//!    frames.
 //!
-//! The tables have locks of rank `Leaf`. No frame is dropped under them.
+//! The locks of the tables have rank `Leaf`. No frame is dropped while one is held.
 
 use crate::frame::{Frame, Shared};
 use crate::totals::Totals;
@@ -21,13 +22,14 @@ use std::sync::{Arc, Weak};
 
 const DIRTY_SHARDS: usize = 8;
 
-/// By address.
+/// Dirty nodes by the block number of their address.
 type DirtyTable = HashMap<u64, Arc<Frame>, BuildHasherDefault<InoHasher>>;
 pub(crate) type DirtyTables = [DirtyTable; DIRTY_SHARDS];
 
 pub(crate) struct Cache {
     pub limit: AtomicUsize,
-    /// Nodes of the tree that are not in memory. At zero no node needs to be pinned.
+    /// Number of the tree's nodes that are not in memory. While it is zero, no node needs to be
+    /// pinned.
     pub absent: AtomicU64,
     pub shared: Arc<Shared>,
     dirty: [Mutex<DirtyTable>; DIRTY_SHARDS],
@@ -62,7 +64,7 @@ impl Cache {
         std::array::from_fn(|i| std::mem::take(&mut *self.dirty[i].lock()))
     }
 
-    /// Adds clean nodes to the ring, where the hand reaches them last.
+    /// Appends clean nodes to the ring, so that the CLOCK hand reaches them last.
     pub(crate) fn add_clean<'a>(&self, frames: impl Iterator<Item = &'a Arc<Frame>>) {
         let mut ring = self.ring.lock();
         ring.extend(frames.map(Arc::downgrade));
@@ -72,7 +74,8 @@ impl Cache {
         }
     }
 
-    /// Takes the next candidate for eviction. The caller puts it back unless the frame is gone.
+    /// Takes the next candidate for eviction out of the ring. The caller puts it back unless the
+    /// frame has left memory.
     pub(crate) fn take_candidate(&self) -> Option<Weak<Frame>> {
         self.ring.lock().pop_front()
     }

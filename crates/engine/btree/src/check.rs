@@ -1,5 +1,6 @@
-//! A walk over the whole tree that checks every invariant of the structure in memory. For tests and
-//! debugging: it reads in all nodes, and its result is exact only while no thread changes the tree.
+//! Walks over the whole tree and checks every invariant of the structure in memory. For tests and
+//! debugging: the walk reads all nodes into memory, and its result is exact only while no thread
+//! changes the tree.
 
 use crate::frame::{Frame, KeyRange};
 use crate::tree::{Tree, check_fences};
@@ -7,7 +8,7 @@ use kedge_base::{CorruptKind, Error, Generation, Result};
 use kedge_format::Key;
 use kedge_format::node::Child;
 
-/// The result of a walk.
+/// The result of a walk over the tree.
 #[derive(Debug, Default, Clone)]
 pub struct TreeCheck {
     /// Every node of the tree.
@@ -15,11 +16,11 @@ pub struct TreeCheck {
     pub leaves: u64,
     pub empty_leaves: u64,
     pub items: u64,
-    /// Bytes of leaves in use by items.
+    /// Bytes of leaves that items occupy.
     pub leaf_bytes: u64,
 }
 
-/// What the parent records about a node.
+/// The properties of a node according to its parent.
 struct Expect {
     range: KeyRange,
     level: u8,
@@ -92,7 +93,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Keys in order, for comparing trees.
+    /// Returns all keys in order, for comparing trees.
     pub fn keys(&self) -> Result<Vec<Key>> {
         let mut keys = Vec::new();
         self.scan(Key::MIN, Key::MAX, &mut |key, _| {

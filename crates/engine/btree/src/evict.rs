@@ -7,23 +7,23 @@ use std::sync::Arc;
 
 #[derive(PartialEq, Eq)]
 enum Fate {
-    /// The frame has left memory, now or earlier: its entry is removed from the ring.
+    /// The frame is no longer in memory, so its ring entry must be removed.
     Gone,
     Kept,
 }
 
 impl Tree {
-    /// Evicts until the cache is within its limit or `budget` candidates were examined. A thread
-    /// that adds a node examines more than one candidate, so the cache shrinks faster than it
-    /// grows. The budget bounds the walk over a ring of pinned nodes.
+    /// Evicts nodes until the cache is within its limit or `budget` candidates were examined. A
+    /// thread that adds a node examines more than one candidate, so the cache shrinks faster than
+    /// it grows. The budget bounds the work when the ring is full of pinned nodes.
     ///
-    /// Takes latches, so it must not be called under one.
+    /// Takes latches, so the caller must not hold one.
     pub(crate) fn trim(&self, budget: usize) {
         if !self.cache.over_limit() {
             return;
         }
-        // Retired references count in `strong_count`, although their frames may still be in the
-        // tree, in another place.
+        // Drop retired references first: they count in `strong_count`, although their frames may
+        // still be in the tree, under another parent.
         self.cache.shared.epochs.collect();
         for _ in 0..budget {
             if !self.cache.over_limit() {
@@ -57,7 +57,7 @@ impl Tree {
             match self.route(&watch, &parent, &low) {
                 Route::Child(child) if Arc::ptr_eq(&child, frame) => break,
                 Route::Child(child) if child.level > frame.level => parent = child,
-                // The node moved meanwhile; the next round of the hand retries.
+                // The node has moved; eviction tries again when the hand reaches it next time.
                 _ => return Fate::Kept,
             }
         }
@@ -65,8 +65,8 @@ impl Tree {
             let Some(i) = p.entry_of(frame, &low) else {
                 return Fate::Kept;
             };
-            // The references of the parent and of this function. Any other belongs to a descent
-            // that is about to latch the node.
+            // Only the parent's references and the one of this function may exist. Any other
+            // belongs to a descent that is about to latch the node.
             if Arc::strong_count(frame) != frame.references() + 1 {
                 return Fate::Kept;
             }

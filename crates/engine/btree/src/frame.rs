@@ -1,10 +1,11 @@
-//! A node in memory: its bytes, the range of keys it covers, its children in memory, its pins.
+//! A node in memory: its bytes, the range of keys that it covers, its children in memory, its pins.
 //!
 //! # Invariants
-//! 1. `children` of an inner node is parallel to its entries; a leaf's is empty.
+//! 1. `children` of an inner node has one element for each entry of the node, in the same order;
+//!    for a leaf it is empty.
 //! 2. A node that left the tree (moved, merged away, evicted) has an empty range. The range is
 //!    cleared under the node's write latch, in the step that clears its parent's reference. A
-//!    thread that still refers to the node notices when it checks the range.
+//!    thread that still refers to the node detects this when it checks the range.
 //! 3. Bytes change only while the node's generation is the current one: [`Node::edit`] asserts it.
 //! 4. In an optimistic tree, the route table of a reachable inner node agrees with the node
 //!    whenever its write latch is free: [`Frame::write`] ensures it. A child's table is filled
@@ -23,15 +24,15 @@ use kedge_format::node::{CHILD_SIZE, Child, NODE_PAYLOAD, NODE_SIZE, NodeMut, No
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// The root pointer is kept as an inner node with one child, which is never on the device. This
-/// generation marks it.
+/// Generation that marks the root pointer. The root pointer is kept as an inner node with one
+/// child, which is never on the device.
 pub(crate) const ANCHOR: Generation = Generation(u64::MAX);
 
-/// Number of insertions at ascending neighbouring places after which a leaf counts as filled
+/// Number of insertions at ascending neighbouring indexes after which a leaf counts as filled
 /// sequentially.
 pub(crate) const RUN_MIN: u8 = 8;
 
-/// Keys from `low` (inclusive) to `high` (exclusive); without `high`, to the last key.
+/// Keys from `low` (inclusive) to `high` (exclusive); `high: None` means no upper bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyRange {
     pub low: Key,
@@ -56,16 +57,16 @@ impl KeyRange {
     }
 }
 
-/// A key in the form that route tables use.
+/// Returns a key in the form that route tables use.
 #[inline]
 pub(crate) fn words(key: &Key) -> Words {
     [key.ino, key.kind as u64, key.offset]
 }
 
-/// Where a node routes a key.
+/// The result of searching an inner node for the child that covers a key.
 pub(crate) enum Route {
     Child(Arc<Frame>),
-    /// The child is not in memory.
+    /// The child is not in memory and must be read.
     Missing(Child),
     /// The node no longer covers the key.
     Stale,
@@ -74,8 +75,9 @@ pub(crate) enum Route {
 /// The state that all frames of a tree share.
 pub(crate) struct Shared {
     pub lock: TreeLock,
-    /// Memory in use. The frames update it themselves, so it is correct whichever thread holds
-    /// them. An evicted frame that only readers without latches may still see no longer counts.
+    /// Bytes of memory in use. The frames update the number themselves, so it is correct whichever
+    /// thread drops them. An evicted frame that only readers without latches may still see is not
+    /// counted.
     pub cached: AtomicUsize,
     pub totals: Arc<Totals>,
     pub frames: AtomicUsize,
@@ -95,33 +97,34 @@ impl Shared {
     }
 }
 
-/// The most entries of an inner node.
+/// Maximum number of entries of an inner node.
 const FANOUT_MAX: usize = NODE_PAYLOAD / item_cost(CHILD_SIZE);
 
-/// A node's place in memory. Its identity never changes: a node that moves gets a new frame.
+/// The memory of a node. A frame's address and generation never change: a node that moves gets a
+/// new frame.
 ///
-/// The fields are in this order so that a lookup needs only a few neighbouring cache lines of the
-/// frame. The node's bytes are a separate allocation, without the alignment of an IO buffer:
-/// aligned allocations would waste a fifth of the memory in the gaps between them.
+/// The order of the fields makes a lookup touch only a few neighbouring cache lines of the frame.
+/// The node's bytes are a separate allocation, without the alignment of an IO buffer: aligned
+/// allocations would waste a fifth of the memory in gaps.
 #[repr(C)]
 pub(crate) struct Frame {
     pub level: u8,
-    /// Used since the CLOCK hand last passed.
+    /// Whether the node was used since the CLOCK hand last passed.
     hot: AtomicBool,
-    /// The device holds these bytes, or they are no longer needed there.
+    /// Whether the node may leave memory: the device has its bytes, or does not need them any more.
     clean: AtomicBool,
     /// Whether [`Shared::cached`] includes this frame.
     counted: AtomicBool,
     pub addr: BlockNo,
     pub born: Generation,
     shared: Arc<Shared>,
-    /// The route table: only inner nodes of an optimistic tree have one.
+    /// The route table. Only inner nodes of an optimistic tree have one.
     pub routes: Option<Routes>,
     pub latch: Latch<Node>,
 }
 
 impl Frame {
-    /// A frame whose bytes are zeros until [`Frame::fill`].
+    /// Makes a frame whose bytes are zero until [`Frame::fill`].
     pub(crate) fn new(shared: &Arc<Shared>, clean: bool, child: Child, level: u8) -> Arc<Frame> {
         let fanout = if child.generation == ANCHOR { 1 } else { FANOUT_MAX };
         let routed = shared.lock == TreeLock::Optimistic && level > 0;
@@ -157,7 +160,7 @@ impl Frame {
         frame
     }
 
-    /// The node of a frame that is not shared yet.
+    /// Returns the node of a frame that no other thread can see yet.
     pub(crate) fn fill(frame: &mut Arc<Frame>) -> &mut Node {
         Arc::get_mut(frame).expect("a frame is filled before it is shared").latch.get_mut()
     }
@@ -178,7 +181,7 @@ impl Frame {
         })
     }
 
-    /// [`Frame::write`], or `None` if it would have to wait.
+    /// Does what [`Frame::write`] does; returns `None` if the latch would have to wait.
     pub(crate) fn try_write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut Node) -> R) -> Option<R> {
         self.latch.try_write(watch, |n| {
             let result = f(n);
@@ -189,8 +192,8 @@ impl Frame {
         })
     }
 
-    /// Updates the route table. A step of the tree changes entries in one place only, so the table
-    /// is compared from both ends, and only the part between is stored.
+    /// Updates the route table. A step of the tree changes adjacent entries only, so the table is
+    /// compared from both ends, and only the entries between are stored.
     #[cold]
     fn publish(&self, watch: &LatchWatch<'_>, n: &mut Node) {
         let Some(routes) = &self.routes else {
@@ -213,7 +216,7 @@ impl Frame {
                 child.write(watch, |_| ());
             }
         }
-        // After an insertion or removal the other entries have moved, and the entry next to it may
+        // After an insertion or removal all later entries have moved, and the entry next to it may
         // have a new key.
         let stored = match (first, old.len() == new.len()) {
             (true, _) => 0..new.len(),
@@ -228,8 +231,8 @@ impl Frame {
         self.shared.epochs.retire(gone);
     }
 
-    /// Whether the route table, if there is one, agrees with the node, and the children have
-    /// theirs.
+    /// Returns whether the route table, if there is one, agrees with the node, and the children's
+    /// tables have been filled.
     pub(crate) fn routes_agree(&self, n: &Node) -> bool {
         let Some(routes) = &self.routes else {
             return true;
@@ -241,7 +244,7 @@ impl Frame {
         same && n.children.iter().flatten().all(published)
     }
 
-    /// Stops counting the frame as cached.
+    /// Subtracts the frame from the memory of the cache.
     pub(crate) fn uncount(&self) {
         if self.counted.swap(false, AcqRel) {
             self.shared.cached.fetch_sub(self.cost(), Relaxed);
@@ -249,14 +252,14 @@ impl Frame {
         }
     }
 
-    /// The number of references to a frame that is linked into the tree, besides those of running
-    /// descents.
+    /// Returns the number of references to a frame that is linked into the tree, not counting those
+    /// of running descents.
     pub(crate) fn references(&self) -> usize {
         if self.shared.lock == TreeLock::Optimistic { 2 } else { 1 }
     }
 
-    /// Approximate bytes of memory. An inner node has as many references to children as its fan-out
-    /// allows.
+    /// Approximate memory of the frame in bytes. The vector of an inner node's children has room
+    /// for the maximum number of entries.
     fn cost(&self) -> usize {
         let children = if self.level > 0 { NODE_SIZE / 4 } else { 0 };
         let routes = if self.routes.is_some() && !self.is_anchor() { NODE_SIZE } else { 0 };
@@ -267,7 +270,7 @@ impl Frame {
         Child { addr: self.addr, generation: self.born }
     }
 
-    /// Whether the node may be changed in place in generation `current`.
+    /// Returns whether the node may be changed in place in generation `current`.
     pub(crate) fn writable(&self, current: Generation) -> bool {
         self.born == current || self.is_anchor()
     }
@@ -278,7 +281,7 @@ impl Frame {
 
     #[inline]
     pub(crate) fn touch(&self) {
-        // Store only if that changes something: all readers share the cache line.
+        // Store only a change: all readers of the node share the cache line.
         if !self.hot.load(Relaxed) {
             self.hot.store(true, Relaxed);
         }
@@ -307,25 +310,25 @@ impl Drop for Frame {
     }
 }
 
-/// What a frame's latch guards.
+/// The data that a frame's latch guards.
 #[repr(C)]
 pub(crate) struct Node {
     pub range: KeyRange,
-    /// A separate allocation: the memory of a frame stays allocated while the CLOCK ring has a weak
-    /// reference to it.
+    /// A separate allocation, because the memory of a frame stays allocated while the CLOCK ring
+    /// has a weak reference to the frame.
     bytes: Box<[u8; NODE_SIZE]>,
     pub children: Vec<Option<Arc<Frame>>>,
-    /// The children that the route table refers to.
+    /// The children to which the route table refers.
     published: Vec<Option<Arc<Frame>>>,
     pub pins: PinSet,
-    /// Index of the last insertion, and the number of ascending neighbouring insertions before it.
+    /// Index of the last insertion, and number of ascending neighbouring insertions before it.
     last_insert: u16,
     run: u8,
 }
 
 impl Node {
-    /// Copies the bytes of a valid node (the CRC aside). None of its children is in memory. Panics
-    /// if the length is wrong.
+    /// Copies the bytes of a valid node (whose CRC may be stale) into this one, without children in
+    /// memory. Panics if the length is wrong.
     pub(crate) fn set_bytes(&mut self, bytes: &[u8]) {
         self.bytes.copy_from_slice(bytes);
         self.forget_children();
@@ -356,19 +359,20 @@ impl Node {
         self.view().search_between(key, &self.range.low, self.range.high.as_ref())
     }
 
-    /// The index of the child that covers the key.
+    /// Returns the index of the child that covers the key.
     #[inline]
     pub(crate) fn child_index(&self, key: &Key) -> usize {
         self.search(key).unwrap_or_else(|i| i.saturating_sub(1))
     }
 
-    /// The node's view, if it covers the key.
+    /// Returns a view of the node if the node covers the key.
     #[inline]
     pub(crate) fn view_if_covers(&self, key: &Key) -> Option<NodeView<'_>> {
         self.range.covers(key).then(|| self.view())
     }
 
-    /// Mutable access to the bytes, in generation `current`.
+    /// Returns mutable access to the bytes. Panics unless the node was born in generation
+    /// `current`.
     #[inline]
     pub(crate) fn edit(&mut self, current: Generation) -> NodeMut<'_> {
         let born = self.view().generation();
@@ -379,33 +383,34 @@ impl Node {
         NodeMut::trusted(&mut self.bytes[..])
     }
 
-    /// Moves everything into another node with a new identity and kills this node. Its bytes stay
-    /// unchanged, because a checkpoint may still have to write them.
+    /// Moves the contents into another node with a new identity, and makes this node cover nothing.
+    /// Its bytes stay unchanged, because a checkpoint may still have to write them.
     pub(crate) fn move_to(&mut self, to: &mut Node, identity: Child) {
         to.bytes.copy_from_slice(&self.bytes[..]);
         NodeMut::trusted(&mut to.bytes[..]).set_identity(identity.addr, identity.generation);
         to.range = self.range;
         to.children = std::mem::take(&mut self.children);
-        // The new route table will refer to the same children as the old one.
+        // The new node's route table will refer to the same children as this one's.
         to.published = std::mem::take(&mut self.published);
         to.pins = PinSet { own: self.pins.own.clone(), inherited: std::mem::take(&mut self.pins.inherited) };
         (to.last_insert, to.run) = (self.last_insert, self.run);
         self.kill();
     }
 
-    /// Replaces the bytes by others of the same identity. The caller updates the children.
+    /// Replaces the bytes by those of a node with the same identity. The caller updates the
+    /// children.
     pub(crate) fn replace_bytes(&mut self, bytes: &[u8; NODE_SIZE]) {
         *self.bytes = *bytes;
         self.run = 0;
     }
 
-    /// Makes the node cover nothing.
+    /// Makes the node cover no keys, because it has left the tree.
     pub(crate) fn kill(&mut self) {
         self.range = KeyRange::NONE;
         self.children = Vec::new();
     }
 
-    /// Returns `Some(replaced)`, or `None` if there is no room.
+    /// Sets the item of `key`. Returns `Some(replaced)`, or `None` if there is not enough room.
     pub(crate) fn put(&mut self, current: Generation, key: &Key, value: &[u8]) -> Option<bool> {
         match self.next_in_run(key).map_or_else(|| self.search(key), Err) {
             Ok(i) => self.edit(current).replace_value(i, value).then_some(true),
@@ -420,8 +425,8 @@ impl Node {
         }
     }
 
-    /// The index of the key if it directly follows the last insertion, in a leaf that is filled
-    /// sequentially.
+    /// Returns the index for the key if the key directly follows the last insertion in a leaf that
+    /// is filled sequentially.
     #[inline]
     fn next_in_run(&self, key: &Key) -> Option<usize> {
         if self.run == 0 {
@@ -433,19 +438,19 @@ impl Node {
         fits.then_some(i)
     }
 
-    /// Whether an insertion at `i` would continue a sequence of ascending insertions.
+    /// Returns whether an insertion at index `i` would continue a sequence of ascending insertions.
     pub(crate) fn is_sequential_at(&self, i: usize) -> bool {
         self.run >= RUN_MIN && i == self.last_insert as usize + 1
     }
 
-    /// The range of keys that child `i` covers.
+    /// Returns the range of keys that child `i` covers.
     pub(crate) fn child_range(&self, i: usize) -> KeyRange {
         let view = self.view();
         let high = if i + 1 < view.items() { Some(view.key(i + 1)) } else { self.range.high };
         KeyRange { low: view.key(i), high }
     }
 
-    /// The child or state to which the node routes a key.
+    /// Returns the child to which the node routes a key, or why it cannot.
     #[inline]
     pub(crate) fn route(&self, key: &Key) -> Route {
         if !self.range.covers(key) {
@@ -458,8 +463,8 @@ impl Node {
         }
     }
 
-    /// The index of the entry that refers to `frame`, if this node still covers `key` and routes it
-    /// to that frame.
+    /// Returns the index of the entry that refers to `frame`, if this node still covers `key` and
+    /// routes it to `frame`.
     pub(crate) fn entry_of(&self, frame: &Arc<Frame>, key: &Key) -> Option<usize> {
         if !self.range.covers(key) {
             return None;
@@ -468,13 +473,13 @@ impl Node {
         self.children[i].as_ref().is_some_and(|c| Arc::ptr_eq(c, frame)).then_some(i)
     }
 
-    /// Points entry `i` to `frame`.
+    /// Makes entry `i` refer to `frame`.
     pub(crate) fn relink(&mut self, current: Generation, i: usize, frame: &Arc<Frame>) {
         self.edit(current).value_mut(i).copy_from_slice(&frame.link().encode());
         self.children[i] = Some(frame.clone());
     }
 
-    /// Adds an entry. The node has room for it.
+    /// Adds an entry for `frame` before entry `i`. The caller ensures that the node has room.
     pub(crate) fn insert_link(&mut self, current: Generation, i: usize, low: &Key, frame: &Arc<Frame>) {
         let fits = self.edit(current).insert_at(i, low, &frame.link().encode());
         assert!(fits, "the parent was found to have room");
@@ -487,12 +492,12 @@ impl Node {
     }
 }
 
-/// The pins that keep a node from being evicted. A pin is for the key range at the time of pinning:
-/// if a part of the range moves to another node, the pin follows.
+/// The pins that keep a node from being evicted. A pin protects the key range that the node had
+/// when the pin was taken: if keys of the range move to another node, that node inherits the pin.
 #[derive(Default)]
 pub(crate) struct PinSet {
     own: Arc<AtomicU32>,
-    /// Pins taken while their keys were in another node.
+    /// Pins that were taken while their keys were in another node.
     inherited: Vec<Arc<AtomicU32>>,
 }
 
@@ -501,7 +506,8 @@ impl PinSet {
         self.own.load(Acquire) > 0 || self.inherited.iter().any(|p| p.load(Acquire) > 0)
     }
 
-    /// Takes over the pins of a node whose keys moved here, except those that are no longer held.
+    /// Adds the pins of a node whose keys have moved to this node, except pins that are no longer
+    /// held.
     pub(crate) fn inherit(&mut self, from: &PinSet) {
         self.inherited.retain(|p| p.load(Acquire) > 0);
         for pin in from.inherited.iter().chain([&from.own]) {
@@ -511,7 +517,8 @@ impl PinSet {
         }
     }
 
-    /// Takes a pin. Called under the node's latch, so the node is not evicted or merged meanwhile.
+    /// Takes a pin. The caller holds the node's latch, so the node cannot be evicted or merged
+    /// before the pin takes effect.
     pub(crate) fn pin(&self) -> Arc<AtomicU32> {
         self.own.fetch_add(1, AcqRel);
         self.own.clone()

@@ -1,19 +1,20 @@
 //! The latch of a node.
 //!
 //! The tree takes latches through [`Latch::read`] and [`Latch::write`], with a closure that runs
-//! under them. The kind of latch is chosen when the tree is opened. With [`TreeLock::Rwlock`] and
-//! [`TreeLock::Optimistic`] it is the reader-writer lock around the value, whose waiters sleep.
-//! An optimistic descent uses the same latch for leaves, but reads inner nodes without one: see
-//! [`crate::routes`] and [`crate::peek`]. With the kinds of the feature `historic` it is a lock
-//! beside the value (`pingpong`).
+//! under the latch. The kind of latch is chosen when the tree is opened. With [`TreeLock::Rwlock`]
+//! and [`TreeLock::Optimistic`] the latch is the reader-writer lock around the value, and waiters
+//! sleep. An optimistic descent takes the same latch for a leaf, but reads inner nodes without a
+//! latch: see [`crate::routes`] and [`crate::peek`]. With the kinds of the feature `historic` the
+//! latch is a lock beside the value (`pingpong`).
 //!
 //! The kind is a value, not a type parameter, so that two mounts of one program can differ. The
-//! branches on it are well predicted: with them compiled away, loads of look-ups and changes ran at
-//! 0.93 to 1.10 times the rate, the median load at 1.00 (5 alternating rounds, processor time).
+//! branches on the kind are well predicted: with the branches compiled away, benchmarks of look-ups
+//! and changes ran at 0.93 to 1.10 times the rate, in the median at 1.00 (5 alternating rounds,
+//! processor time).
 //!
 //! # The unsafe code
-//! [`Latch::read_visibly`] returns the value to a reader that does not hold the lock around it.
-//! Writers check a table for such readers: see [`crate::visible`].
+//! [`Latch::read_visibly`] passes the value to a reader that does not hold the lock around the
+//! value. Writers check a table for such readers: see [`crate::visible`].
 
 #[cfg(feature = "historic")]
 use crate::pingpong::guard::PingGuard;
@@ -23,22 +24,23 @@ use crate::visible::Bias;
 use kedge_base::machine::{self, Place};
 use parking_lot::RwLock;
 
-/// Guards the state of one node in memory. Not reentrant. Every acquisition is counted, and those
-/// that wait are timed.
+/// Guards the state of one node in memory. Not reentrant. Every acquisition is counted, and
+/// acquisitions that wait are timed.
 #[repr(C)]
 pub(crate) struct Latch<T> {
-    /// Whether this is the latch of an inner node, for the statistics.
+    /// Whether the latch belongs to an inner node, for the statistics.
     inner: bool,
-    /// For readers that bypass the latch: [`Latch::read_visibly`].
+    /// State of the reader bias: [`Latch::read_visibly`].
     bias: Bias,
-    /// Guards `data`, instead of the lock around it, in a tree whose descents hold paths.
+    /// The lock that guards `data` in a tree whose descents hold paths. Such a tree does not use
+    /// the lock around `data`.
     #[cfg(feature = "historic")]
     pub(crate) ping: Option<Box<PingGuard>>,
     pub(crate) data: RwLock<T>,
 }
 
-/// Counts the latch events of one operation on the tree, and adds them to the tree's counters when
-/// it is dropped.
+/// Counts the latch events of one operation on the tree. When dropped, it adds them to the tree's
+/// counters.
 pub(crate) struct LatchWatch<'a> {
     meter: &'a Meter,
     pub(crate) events: Events,
@@ -54,7 +56,7 @@ impl<'a> LatchWatch<'a> {
         self.events.took(kind);
     }
 
-    /// Times `wait`, which returns the guard and how often the thread was woken.
+    /// Runs `wait` and measures its duration. `wait` returns the guard and the number of wake-ups.
     #[cold]
     pub(crate) fn timed<G>(&self, kind: Kind, wait: impl FnOnce() -> (G, u64)) -> G {
         let start = self.meter.clock.monotonic();
@@ -65,7 +67,8 @@ impl<'a> LatchWatch<'a> {
     }
 }
 
-/// Declared before the guard of a latch, so that it is dropped after it: the latch is free then.
+/// Reports to the simulated scheduler that a latch is free. Declared before the latch's guard, and
+/// therefore dropped after it.
 struct Released(Place);
 
 impl Drop for Released {
@@ -75,7 +78,8 @@ impl Drop for Released {
     }
 }
 
-/// Declared after the guard of a latch, so that it is dropped before it: the latch is still held.
+/// Reports to the simulated scheduler that a latch is about to be released. Declared after the
+/// latch's guard, and therefore dropped before it.
 struct Releasing(Place);
 
 impl Drop for Releasing {
@@ -104,7 +108,7 @@ impl<T> Latch<T> {
         }
     }
 
-    /// Access before the latch is shared.
+    /// Returns the value without locking, while no other thread can see the latch.
     pub(crate) fn get_mut(&mut self) -> &mut T {
         self.data.get_mut()
     }
@@ -133,7 +137,7 @@ impl<T> Latch<T> {
         let guard = self.data.try_read().unwrap_or_else(|| {
             watch.timed(kind, || {
                 let simulated = machine::take_later(released.0, true, || self.data.try_read());
-                // The lock does not report wake-ups, so each wait counts as one.
+                // The lock does not report wake-ups, so each wait counts as one wake-up.
                 (simulated.unwrap_or_else(|| self.data.read()), 1)
             })
         });
@@ -141,8 +145,8 @@ impl<T> Latch<T> {
         f(&guard)
     }
 
-    /// [`Latch::read`] for a latch that is often read and seldom written (reader-biased, as BRAVO).
-    /// Not in a tree whose descents hold paths.
+    /// Does what [`Latch::read`] does, for a latch that is often read and seldom written
+    /// (reader-biased, as in BRAVO). Not for a tree whose descents hold paths.
     #[inline]
     pub(crate) fn read_visibly<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&T) -> R) -> R {
         let readers = &watch.meter.readers;
@@ -158,7 +162,7 @@ impl<T> Latch<T> {
         })
     }
 
-    /// Runs `f` with exclusive access.
+    /// Runs `f` with exclusive access to the value.
     #[inline]
     pub(crate) fn write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut T) -> R) -> R {
         #[cfg(feature = "historic")]
@@ -180,7 +184,7 @@ impl<T> Latch<T> {
         f(&mut guard)
     }
 
-    /// [`Latch::write`], or `None` if it would have to wait.
+    /// Does what [`Latch::write`] does; returns `None` if it would have to wait.
     pub(crate) fn try_write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         let kind = self.writes();
         #[cfg(feature = "historic")]

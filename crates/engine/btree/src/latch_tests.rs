@@ -30,7 +30,7 @@ fn acquisitions_are_counted_per_operation() {
         let report = meter.stats.report(lock);
         assert_eq!(report.waits(), 0);
         let conversions = match lock {
-            // Each write converts to blocking and back.
+            // Each write converts its latch to blocking and back.
             #[cfg(feature = "historic")]
             TreeLock::Pingpong => 6,
             #[cfg(feature = "historic")]
@@ -39,12 +39,13 @@ fn acquisitions_are_counted_per_operation() {
         };
         assert_eq!(taken(&meter, lock), [3, 0, 2, 1], "read leaf, read inner, write leaf, write inner");
         assert_eq!(report.conversions, conversions);
-        // One of the three writes was a try, which the probe of the old latches does not count.
+        // One of the three writes was a try. A try does not count as a call in a tree whose
+        // descents hold paths.
         assert_eq!(report.calls(), if lock.holds_paths() { 5 } else { 6 });
     }
 }
 
-/// A clock that records when it is read, which a latch does just before it waits.
+/// A clock that records whether it was read. A latch reads the clock just before it waits.
 #[derive(Default)]
 struct Looked(AtomicU64);
 
@@ -99,7 +100,7 @@ fn a_writer_waits_for_a_visible_reader() {
         latch.read_visibly(&watch, |v| assert_eq!(*v, 0));
     }
     drop(watch);
-    assert_eq!(taken(&meter, TreeLock::Optimistic)[0], 16, "then it was biased");
+    assert_eq!(taken(&meter, TreeLock::Optimistic)[0], 16, "later reads bypass the latch");
     let (started, has_started) = channel();
     let watch = LatchWatch::new(&meter);
     let writer = latch.read_visibly(&watch, |v| {
@@ -110,7 +111,8 @@ fn a_writer_waits_for_a_visible_reader() {
         })
         .expect("a thread starts");
         has_started.recv().expect("the writer runs");
-        // Long enough for the test to notice, at least in some rounds, a writer that does not wait.
+        // The yields give the test time to detect, at least in some rounds, a writer that does not
+        // wait.
         (0..100).for_each(|_| std::thread::yield_now());
         assert_eq!(*v, 0);
         writer

@@ -2,67 +2,68 @@
 //! in memory.
 //!
 //! # Nodes and generations
-//! A node is named by its address on the device and carries the generation in which it was born.
-//! Nodes of the current generation are changed in place. The first change of an older node moves it
-//! to a new address. That changes its parent's pointer, so the parent moves too, and so on up to
-//! the root. So:
-//! 1. The ancestors of a node of the current generation are of the current generation.
-//! 2. The bytes of a node of an older generation never change. This holds for a node on the device,
-//!    for one that waits to be written, and for one that only a slow reader still refers to. So
-//!    [`Tree::freeze`] copies nothing: the checkpoint thread reads the frozen nodes while
-//!    operations go on.
-//! 3. The device holds a whole tree under a root address as long as no address in it is reused. The
-//!    allocator guarantees that ([`NodeSpace::free_node`]). So a crash at any moment leaves the
-//!    last durable root valid.
+//! A node is identified by its address on the device and carries the generation in which it was
+//! born. Nodes of the current generation are changed in place. The first change of an older node
+//! moves the node to a new address. That changes the pointer in its parent, so the parent moves
+//! too, and so on up to the root. Consequences:
+//! 1. The ancestors of a node of the current generation belong to the current generation.
+//! 2. The bytes of a node of an older generation never change, whether the node is on the device,
+//!    waits to be written, or is only referred to by a slow reader. So [`Tree::freeze`] copies
+//!    nothing: the checkpoint thread reads the frozen nodes while operations continue.
+//! 3. The device holds a complete tree under a root address as long as no address of that tree is
+//!    reused. The allocator ensures that none is ([`NodeSpace::free_node`]). So a crash at any time
+//!    leaves the last durable root valid.
 //!
 //! # Ranges instead of latch coupling
-//! Every node in memory has the range of keys that it covers (its *fences*). A descent takes the
-//! child's reference under the parent's latch, drops that latch, takes the child's, and checks
-//! whether the child still covers the key. A node that was split, merged, moved or evicted
-//! meanwhile does not, and the descent restarts. So a descent holds one latch at a time, and a
-//! reader never waits for a leaf while it blocks writers at the root.
+//! Every node in memory has the range of keys that it covers (its *fences*). A descent takes a
+//! reference to the child under the parent's latch, releases that latch, takes the child's latch,
+//! and checks that the child still covers the key. A node that was split, merged, moved or evicted
+//! in between no longer covers the key, and the descent restarts. So a descent holds one latch at a
+//! time, and a reader never waits for a leaf while it blocks writers at the root.
 //!
 //! A change of structure (copy, split, growth, merge, eviction) is one step on a parent and its
-//! child. Each step leaves a valid tree. A writer takes as many steps as it needs, top down, and
-//! then retries its leaf.
+//! child. Each step leaves a valid tree. A writer takes the steps that it needs, top down, and then
+//! retries its leaf.
 //!
 //! # Kinds of latches
-//! [`TreeLock`] selects how nodes are latched. The tree's steps are the same under each.
+//! [`TreeLock`] selects how nodes are latched. The steps that change the structure are the same for
+//! all kinds.
 //! - *Optimistic*: a descent reads the route tables of inner nodes, which are guarded by a version
 //!   (a seqlock, `routes`), and writes no shared memory on the way. Epoch-based reclamation
-//!   (`epoch`) keeps frames alive that a reader may be reading. A leaf has a latch. Readers of a
-//!   leaf that is rarely written bypass it (a reader-biased latch, `visible`). A descent that meets
-//!   a node which is not in memory, or which keeps changing, restarts with latches; changes of
-//!   structure always use latches.
+//!   (`epoch`) keeps frames alive that a reader may be reading. A leaf has a latch, but readers of
+//!   a leaf that is rarely written bypass the latch (a reader-biased latch, `visible`). A descent
+//!   that meets a node which is not in memory, or which keeps changing, restarts with latches.
+//!   Changes of structure always use latches.
 //! - *Rwlock*: a descent takes each node's reader-writer latch in turn, as above.
 //! - *Pingpong* and *Blocking*: a descent holds a path of spinning and blocking latches, as btrfs
-//!   did before and after the change that the two compare (`pingpong`).
+//!   did before and after the change that these two kinds compare (`pingpong`).
 //!
 //! # Latch order
-//! Parent before child. Two children of one parent are latched only under the parent's write latch,
-//! then in any order: no other thread can hold one and wait for the other. Code under latches calls
-//! only the allocator and the cache's tables, and does no IO. A descent that misses a node drops
-//! its latches, reads the node, and links it into its parent if the parent still refers to it.
+//! A thread latches a parent before its child. It latches two children of one parent only under the
+//! parent's write latch, in any order: no other thread can hold one of them and wait for the other.
+//! Code under latches calls only the allocator and the cache's tables, and does no IO. A descent
+//! that needs a node which is not in memory releases its latches, reads the node, and links it into
+//! its parent if the parent still refers to it.
 //!
 //! # Cache
-//! A parent in memory refers to its children in memory. So a descent needs no lookup table, the
+//! A parent in memory refers to its children in memory. So a descent needs no lookup table, all
 //! ancestors of a node in memory are in memory, and a node is evicted by clearing its parent's
 //! reference. Only clean nodes without children in memory and without pins are evicted, in CLOCK
 //! order (second chance).
 //!
 //! # Files
-//! A file uses only those before it:
-//! 1. the parts of a latch, which the model checker compiles alone (their `super::sync` is its own
-//!    there): `sync`, `epoch`, `routes`, `visible`, `pingpong::lock`;
+//! A file uses only files that come before it in this list:
+//! 1. the parts of a latch, which the model checker compiles alone (it substitutes its own
+//!    `super::sync`): `sync`, `epoch`, `routes`, `visible`, `pingpong::lock`;
 //! 2. a node in memory: `tree_lock`, `stats`, `totals`, `pingpong::guard`, `latch`, `frame`,
 //!    `pingpong::held`, `peek`, `cache`, `intent`;
 //! 3. `tree`: the descent;
-//! 4. what uses a descent: `evict`, `pingpong::path`, `read`, `prefetch`, `split`, `merge`,
+//! 4. the users of a descent: `evict`, `pingpong::path`, `read`, `prefetch`, `split`, `merge`,
 //!    `write`, `relocate`, `checkpoint`, `check`.
 //!
-//! Two calls of `tree` point up: reading a node makes room for it (`evict`), and a descent under
-//! *pingpong* or *blocking* is that of `pingpong::path`. Both use the descent themselves, so they
-//! stand above it.
+//! Two calls in `tree` go the other way: reading a node makes room for it (`evict`), and a descent
+//! under *pingpong* or *blocking* runs `pingpong::path`. Both files use the descent themselves, so
+//! they come after `tree`.
 #![deny(unsafe_code)]
 #![warn(unreachable_pub)]
 

@@ -1,8 +1,8 @@
-//! Steps that make the tree smaller: an empty leaf is removed, sparse neighbours are merged, a root
-//! with one child is replaced by that child.
+//! Steps that shrink the tree: an empty leaf is removed, sparse neighbours are merged, a root with
+//! one child is replaced by that child.
 //!
-//! All of it is best effort. It uses only nodes in memory, because a merge is not worth IO, and
-//! gives up if the tree changes meanwhile. An empty leaf that is the only child of its parent
+//! All steps are best effort. They use only nodes in memory, because a merge is not worth IO, and
+//! give up if another thread changes the tree. An empty leaf that is the only child of its parent
 //! stays.
 
 use crate::frame::{Frame, Node, Route};
@@ -14,10 +14,10 @@ use kedge_format::node::{NODE_PAYLOAD, NODE_SIZE, NodeMut, NodeView};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// A node with fewer bytes than this is sparse.
+/// A node is sparse if its items occupy fewer bytes than this.
 const SPARSE: usize = NODE_PAYLOAD / 4;
-/// Two nodes with at most this many bytes may be merged. The limit is well below a full node, or
-/// the next insertion would split the result again.
+/// Two nodes may be merged if their items occupy at most this many bytes together. The limit is
+/// well below a full node: otherwise the next insertion would split the result again.
 const MERGED_MAX: usize = NODE_PAYLOAD * 2 / 3;
 
 impl Tree {
@@ -49,7 +49,7 @@ impl Tree {
         while self.shrink_root() {}
     }
 
-    /// Whether a merge is likely enough to justify the parent's write latch.
+    /// Returns whether a merge is likely enough to succeed to justify the parent's write latch.
     fn has_partner(&self, parent: &Frame, child: &Arc<Frame>, key: &Key) -> bool {
         let watch = self.watch();
         parent.read(&watch, |p| {
@@ -68,7 +68,8 @@ impl Tree {
         })
     }
 
-    /// Returns whether the parent has lost an entry.
+    /// Removes `child` if it is empty, or merges it with a neighbour. Returns whether the parent
+    /// has lost an entry.
     fn merge_child(&self, parent: &Frame, child: &Arc<Frame>, key: &Key, generation: Generation) -> bool {
         let watch = self.watch();
         parent.write(&watch, |p| {
@@ -88,8 +89,8 @@ impl Tree {
         })
     }
 
-    /// Removes an empty leaf. A neighbour takes over its keys, preferably one in memory, so that a
-    /// pin on these keys still has an effect.
+    /// Removes an empty leaf. A neighbour takes over its key range, preferably a neighbour in
+    /// memory, so that a pin on these keys keeps its effect.
     fn drop_empty(
         &self,
         p: &mut Node,
@@ -126,9 +127,9 @@ impl Tree {
         true
     }
 
-    /// Moves the items of neighbour `j` into child `i`, if the neighbour is in memory and both fit.
-    /// The child is kept because it is of the current generation. The neighbour may be of any
-    /// generation; its bytes are only read.
+    /// Moves the items of neighbour `j` into child `i`, if the neighbour is in memory and the items
+    /// fit. Child `i` is the one that stays, because it belongs to the current generation. The
+    /// neighbour may be of any generation; its bytes are only read.
     fn absorb(
         &self,
         p: &mut Node,
@@ -174,7 +175,8 @@ impl Tree {
         merged
     }
 
-    /// Makes the only child of the root the new root. Returns false if there is nothing to do.
+    /// Makes the only child of the root the new root. Returns false if the root has several
+    /// children or is a leaf.
     fn shrink_root(&self) -> bool {
         let watch = self.watch();
         let Route::Child(root) = self.route(&watch, &self.anchor, &Key::MIN) else {

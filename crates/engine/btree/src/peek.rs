@@ -1,8 +1,8 @@
-//! Reads without latches: the child to which an inner node routes a key.
+//! Reading an inner node without its latch: finds the child to which the node routes a key.
 //!
 //! # The unsafe code
 //! [`child_of`] turns a word of a node's route table into a reference to the child's frame. The
-//! frame lives as long as the caller is an active reader of the tree's epochs.
+//! frame is not dropped while the caller is an active reader of the tree's epochs.
 
 use crate::epoch::Active;
 use crate::frame::Frame;
@@ -16,8 +16,8 @@ pub(crate) enum Step<'a> {
     Torn,
 }
 
-/// Searches the key in the route table of `parent`. The frame of `parent` was found by this active
-/// reader, or outlives it.
+/// Searches the key in the route table of `parent`. Either this active reader found the frame of
+/// `parent`, or the frame outlives the reader.
 #[inline]
 pub(crate) fn child_of<'a>(parent: &'a Frame, key: &Words, _active: &'a Active<'_>) -> Step<'a> {
     let routes = parent.routes.as_ref().expect("inner nodes of an optimistic tree have route tables");

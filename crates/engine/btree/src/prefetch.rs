@@ -1,13 +1,13 @@
-//! Reads leaves in before they are needed, many in one round trip.
+//! Reads many leaves into memory before they are needed, in few round trips.
 //!
-//! A descent reads a node that is not in memory and waits for it. A caller with many keys, such as
-//! log replay, would wait once for each leaf. Here all keys descend as far as nodes are in memory,
-//! the nodes that they miss are read in parallel, and so on: one round trip for each level of the
-//! tree, whatever the number of keys.
+//! A descent that needs a node which is not in memory reads the node and waits. A caller with many
+//! keys, such as log replay, would wait once for each leaf. Prefetch instead descends for all keys
+//! as far as nodes are in memory, reads all missing nodes in parallel, and repeats. It needs one
+//! round trip for each level of the tree, whatever the number of keys.
 //!
-//! Prefetch is a hint. A node that cannot be read or is corrupt is left out; a descent that needs
-//! it reads it again and gets the error. Concurrent changes of the tree are detected when a node is
-//! linked, as in any descent ([`Tree::load`]). No latch is held across IO.
+//! Prefetch is a hint. It skips a node that cannot be read or is corrupt; a descent that needs the
+//! node reads it again and gets the error. Concurrent changes of the tree are detected when a node
+//! is linked, as in any descent ([`Tree::load`]). No latch is held across IO.
 
 use crate::frame::{Frame, Route};
 use crate::tree::{TRIM_PER_LOAD, Tree};
@@ -17,11 +17,11 @@ use kedge_format::node::{Child, NODE_SIZE};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// The part of the cache, one in this many, that one call may fill: the nodes must still be in
-/// memory when they are used.
+/// One call may fill this fraction of the cache, 1 / `CACHE_PART`, because the nodes must still be
+/// in memory when they are used.
 const CACHE_PART: usize = 4;
 
-/// A node that is not in memory.
+/// A node that is not in memory, with its parent and a key that it covers.
 struct Missing {
     parent: Arc<Frame>,
     key: Key,
@@ -29,11 +29,11 @@ struct Missing {
 }
 
 impl Tree {
-    /// Reads in the leaves that cover `keys`, but at most a quarter of the cache. May wait for the
-    /// device.
+    /// Reads the leaves that cover `keys` into memory, but at most a quarter of the cache. May wait
+    /// for the device.
     pub fn prefetch(&self, keys: &[Key]) {
         let mut left = (self.cache_bytes() / NODE_SIZE / CACHE_PART).max(1);
-        // Nodes that were read once and could not be linked.
+        // Nodes that were read once but could not be linked.
         let mut refused: BTreeSet<BlockNo> = BTreeSet::new();
         for _ in 0..=self.height() {
             if self.is_in_memory() || left == 0 {
@@ -57,7 +57,7 @@ impl Tree {
         }
     }
 
-    /// The nodes that the descents to the keys need next, each once.
+    /// Returns the next node that each descent to the keys needs, without duplicates.
     fn missing(&self, keys: &[Key]) -> Vec<Missing> {
         let watch = self.watch();
         let mut seen = BTreeSet::new();
@@ -73,7 +73,7 @@ impl Tree {
                         }
                         break;
                     }
-                    // Changed meanwhile. The descent that needs the node will restart.
+                    // The tree has changed. The later descent that needs the node will restart.
                     Route::Stale => break,
                 }
             }

@@ -1,4 +1,4 @@
-//! Lookups, neighbours and scans.
+//! Reads: lookup by key, the next or previous item, and scans of ranges.
 
 use crate::tree::Tree;
 use kedge_base::Result;
@@ -6,11 +6,11 @@ use kedge_format::Key;
 use smallvec::SmallVec;
 use std::ops::ControlFlow;
 
-/// Items copied from one leaf. The inline sizes suit short scans, which are the most frequent.
+/// Items copied from one leaf. The inline capacities suit short scans, which are the most frequent.
 #[derive(Default)]
 struct Batch {
     bytes: SmallVec<[u8; 512]>,
-    /// Key and end of the value, which starts at the end of the previous value.
+    /// Each item's key and the end of its value; the value starts at the end of the previous one.
     items: SmallVec<[(Key, usize); 8]>,
 }
 
@@ -19,8 +19,8 @@ impl Tree {
         self.get_with(key, |value| value.to_vec())
     }
 
-    /// Runs `f` on the value, under the leaf's read latch: `f` must not call the tree. It may run
-    /// more than once; the last result counts.
+    /// Runs `f` on the value of `key`, under the leaf's read latch: `f` must not call the tree. `f`
+    /// may run more than once; the result of the last call is returned.
     #[inline]
     pub fn get_with<R>(&self, key: Key, mut f: impl FnMut(&[u8]) -> R) -> Result<Option<R>> {
         self.with_leaf(&key, |n| n.search(&key).ok().map(|i| f(n.view().value(i))))
@@ -30,7 +30,7 @@ impl Tree {
         Ok(self.get_with(key, |_| ())?.is_some())
     }
 
-    /// The first item whose key is not below `key`.
+    /// Returns the first item whose key is not below `key`.
     pub fn next_at_or_after(&self, key: Key) -> Result<Option<(Key, Vec<u8>)>> {
         let mut at = key;
         loop {
@@ -48,7 +48,7 @@ impl Tree {
         }
     }
 
-    /// The last item whose key is not above `key`.
+    /// Returns the last item whose key is not above `key`.
     pub fn prev_at_or_before(&self, key: Key) -> Result<Option<(Key, Vec<u8>)>> {
         let mut at = key;
         loop {
@@ -67,8 +67,8 @@ impl Tree {
     }
 
     /// Runs `f` on the items of a range in key order, until `f` breaks. `f` runs without a latch
-    /// and may call the tree. The items of each leaf are read at one moment. The scan sees changes
-    /// in leaves that it has not reached yet, and no later changes in leaves that it has passed.
+    /// and may call the tree. The items of each leaf are read atomically. The scan sees concurrent
+    /// changes in leaves that it has not reached yet, but not in leaves that it has passed.
     pub fn scan(
         &self,
         from: Key,
@@ -108,7 +108,7 @@ impl Tree {
     }
 }
 
-/// The greatest key below `key`.
+/// Returns the greatest key below `key`.
 fn key_before(key: &Key) -> Option<Key> {
     if let Some(offset) = key.offset.checked_sub(1) {
         return Some(Key { offset, ..*key });

@@ -1,28 +1,29 @@
-//! Nodes that have to leave the end of an image which becomes smaller.
+//! Moves nodes away from the end of an image that shrinks.
 //!
-//! A node leaves its place when it is copied into the current generation, like each node that
-//! changes. So nothing is new for a crash: the last checkpoint keeps the old node, and the next one
-//! names the copy.
+//! A node gets a new address when it is copied into the current generation, as any node that
+//! changes. So a crash has no new cases: the last checkpoint keeps the old node, and the next
+//! checkpoint refers to the copy.
 
 use crate::tree::Tree;
 use kedge_base::{BlockNo, Result};
 use kedge_format::Key;
 use kedge_format::node::NODE_BLOCKS;
 
-/// What a node says about its children from a key on.
+/// The result of searching a node's children, from the child that covers a key on.
 enum Look {
-    /// A child that must leave covers this key, or the first of its keys is this.
+    /// A child must move. The key is the search key, or the child's first key if that is greater.
     Beyond(Key),
-    /// None of its children, which are leaves. Continue at this key; `None` at the end of the tree.
+    /// No child of this node, whose children are leaves, must move. The search continues at this
+    /// key; `None` means the end of the tree.
     Next(Option<Key>),
-    /// The child that covers the key stays.
+    /// The child that covers the key need not move; the search continues in that child.
     Below,
     Stale,
 }
 
 impl Tree {
-    /// The first key at or after `from` on whose path there is a node of an older generation that
-    /// ends after block `end`. Reads inner nodes only.
+    /// Returns the first key at or after `from` on whose path a node of an older generation extends
+    /// beyond the first `end` blocks. Reads inner nodes only.
     pub fn node_beyond(&self, from: Key, end: BlockNo) -> Result<Option<Key>> {
         let watch = self.watch();
         let mut at = from;
@@ -63,7 +64,8 @@ impl Tree {
         }
     }
 
-    /// Copies the nodes of an older generation on the way to the key's leaf into the current one.
+    /// Copies the nodes of an older generation on the path to the key's leaf into the current
+    /// generation.
     pub fn renew(&self, key: Key) -> Result<()> {
         self.prepare(self.generation(), &key, None).map(drop)
     }

@@ -1,52 +1,54 @@
 //! Route tables: a second copy of an inner node's keys and children, for descents that take no
-//! latch. Its words are read and written atomically, under a version (a seqlock).
+//! latch. The words of a table are read and written atomically, under a version (a seqlock).
 //!
 //! # Protocol
-//! There is one writer, under the node's write latch. It makes the version odd, stores the changes,
-//! and makes the version even again. A reader loads the version before and after its search. The
-//! result is valid only if both loads return the same even version. Until then the reader uses the
-//! words for nothing but the search, and every index is within the table whatever the words hold.
-//! All accesses are atomic, so a reader beside a writer retries; there is no data race.
+//! The holder of the node's write latch is the only writer. It makes the version odd, stores the
+//! changes, and makes the version even again. A reader loads the version before and after its
+//! search. The result is valid only if both loads return the same even version. Until then the
+//! reader uses the words only for the search, and every index is within the table whatever the
+//! words contain. All accesses are atomic, so there is no data race: a reader concurrent with a
+//! writer retries.
 //!
 //! # Why a second copy
-//! The node's bytes are changed by plain stores in some dozen places. Reading them without a latch
-//! would require atomic stores in each of these, for leaves too, where most changes happen. Only
-//! one node in a hundred is an inner node. Inner nodes change only when a child splits or moves,
-//! and need an array of children in memory anyway. A search is also fastest in aligned words.
+//! The node's bytes are changed by plain stores at some dozen places in the code. Reading the bytes
+//! without a latch would require atomic stores at all these places, for leaves too, where most
+//! changes happen. Only one node in a hundred is an inner node. Inner nodes change only when a
+//! child splits or moves, and need an array of children in memory anyway. Aligned words also make
+//! the search fastest.
 
 use super::sync::{AtomicU64, Ordering::*, fence};
 
-/// A key as words, which compare in the order of keys.
+/// A key as three words, which compare in the order of keys.
 pub(crate) type Words = [u64; 3];
 
 const CHILD: usize = 3;
 const ENTRY: usize = CHILD + 1;
 
 pub(crate) struct Routes {
-    /// Odd while the table is being written; 0 before the first write.
+    /// Odd while a writer changes the table; 0 before the first write.
     version: AtomicU64,
     len: AtomicU64,
     low: [AtomicU64; 3],
     high: [AtomicU64; 3],
-    /// Whether `high` is a bound; 0 if there is no upper bound.
+    /// 1 if `high` is an upper bound; 0 if the node has no upper bound.
     bounded: AtomicU64,
-    /// For each child its lower bound and its word; a word of 0 means that the child is not in
-    /// memory.
+    /// For each child the lower bound of its keys, and its pointer as a word, which is 0 if the
+    /// child is not in memory.
     entries: Box<[AtomicU64]>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Look {
-    /// The word of the child; never 0.
+    /// The pointer to the child as a word; never 0.
     Child(u64),
     Missing,
     /// The node does not cover the key.
     Stale,
-    /// A writer changed the table meanwhile.
+    /// A writer changed the table during the search.
     Torn,
 }
 
-/// The range of keys that the node covers.
+/// The range of keys that a node covers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Bounds {
     pub low: Words,
@@ -77,8 +79,8 @@ impl Routes {
             return Look::Torn;
         }
         let found = self.search(key);
-        // The fence orders the loads above before the load below. If one of them saw a writer's
-        // store, the load below sees that writer's version.
+        // The fence orders the loads above before the load of the version below. If a load above
+        // saw a writer's store, the load below sees that writer's version.
         fence(Acquire);
         if self.version.load(Relaxed) == version { found } else { Look::Torn }
     }
@@ -90,7 +92,7 @@ impl Routes {
         if len == 0 || !below || load(&self.low) > *key {
             return Look::Stale;
         }
-        // The first entry covers all keys below the second.
+        // The first entry covers all keys below the second entry's.
         let (mut from, mut to) = (1, len);
         while from < to {
             let mid = usize::midpoint(from, to);
@@ -106,7 +108,7 @@ impl Routes {
         }
     }
 
-    /// The bounds, as the writer reads them.
+    /// Returns the bounds. Only for the writer, which needs no version check.
     pub(crate) fn bounds(&self) -> Bounds {
         let high = (self.bounded.load(Relaxed) != 0).then(|| load(&self.high));
         Bounds { low: load(&self.low), high }
@@ -123,7 +125,7 @@ impl Routes {
     ) {
         let version = self.version.load(Relaxed);
         self.version.store(version + 1, Relaxed);
-        // A reader that sees a store below and then loads the version sees this odd version, or a
+        // A reader that sees a store below and then loads the version gets this odd version or a
         // later one.
         fence(Release);
         self.len.store(len as u64, Relaxed);
@@ -138,7 +140,8 @@ impl Routes {
         self.version.store(version + 2, Release);
     }
 
-    /// Whether the table equals what [`Routes::publish`] would have stored.
+    /// Returns whether the table equals what [`Routes::publish`] would have stored for these
+    /// arguments.
     pub(crate) fn agrees(&self, bounds: &Bounds, len: usize, entry: impl Fn(usize) -> (Words, u64)) -> bool {
         self.is_published()
             && self.bounds() == *bounds

@@ -1,4 +1,4 @@
-//! Steps that make room: a new root, the split of an inner node, the split of a leaf around an
+//! Steps that make room: adding a root, splitting an inner node, splitting a leaf around an
 //! insertion.
 
 use crate::frame::{Frame, KeyRange, Node};
@@ -9,7 +9,7 @@ use kedge_format::Key;
 use kedge_format::node::{CHILD_SIZE, Child, LEVEL_MAX, NODE_PAYLOAD, NodeView, item_cost};
 use std::sync::Arc;
 
-/// What a node on the path needs before the descent can continue.
+/// What must be done to a node on the path before the descent can continue.
 #[derive(PartialEq, Eq)]
 pub(crate) enum Need {
     Nothing,
@@ -17,12 +17,12 @@ pub(crate) enum Need {
     Restart,
 }
 
-/// The division of a full leaf around a new item.
+/// How a full leaf is divided around a new item.
 #[derive(Debug, PartialEq, Eq)]
 struct Cut {
-    /// Number of items that stay.
+    /// Number of items that stay in the left half.
     keep: usize,
-    /// Whether the new item goes to the left half; else to the right.
+    /// Whether the new item goes into the left half.
     left: bool,
 }
 
@@ -35,7 +35,7 @@ impl Tree {
         })
     }
 
-    /// Puts a new root above a root that must be split.
+    /// Adds a new root above the present root, which must be split.
     pub(crate) fn grow(
         &self,
         root: &Arc<Frame>,
@@ -64,8 +64,8 @@ impl Tree {
         })
     }
 
-    /// Runs a split. `cut` divides the child and returns the new right sibling, which gets the
-    /// given address. `None` if nothing was changed; the descent restarts.
+    /// Splits `child`. `cut` divides the child and returns the new right sibling, which gets the
+    /// given address. Returns `None` if nothing was changed; then the descent must restart.
     fn split<R>(
         &self,
         parent: &Frame,
@@ -105,7 +105,7 @@ impl Tree {
         })
     }
 
-    /// Returns false if the descent must restart.
+    /// Splits an inner node. Returns false if the descent must restart.
     pub(crate) fn split_inner(
         &self,
         parent: &Frame,
@@ -116,7 +116,8 @@ impl Tree {
         let done = self.split(parent, child, key, &[], generation, |c, identity| {
             let view = c.view();
             let items = view.items();
-            // At the right edge keys ascend, so the left node stays nearly full.
+            // At the right edge of the tree keys arrive in ascending order, so the left node stays
+            // nearly full.
             let keep = if c.child_index(key) == items - 1 { items - 1 } else { items / 2 };
             let range = KeyRange { low: view.key(keep), high: c.range.high };
             let mut right =
@@ -128,8 +129,8 @@ impl Tree {
         Ok(done.is_some())
     }
 
-    /// Splits a leaf and puts the item into the half to which it belongs. Returns `Some(replaced)`,
-    /// or `None` if nothing was changed and the descent must restart.
+    /// Splits a leaf and puts the item into the correct half. Returns `Some(replaced)`, or `None`
+    /// if nothing was changed and the descent must restart.
     pub(crate) fn split_leaf(
         &self,
         parent: &Frame,
@@ -172,11 +173,11 @@ fn choose_cut(leaf: &Node, at: usize, len: usize) -> Cut {
     let new = item_cost(len);
     let total = view.used() + new;
     if at == view.items() {
-        // Ascending keys: the full leaf stays full.
+        // Keys arrive in ascending order, so the left leaf stays full.
         return Cut { keep: at, left: false };
     }
     if leaf.is_sequential_at(at) {
-        // A sequence of insertions in the middle continues at the end of the left leaf.
+        // A sequence of insertions in the middle of the leaf continues at the end of the left half.
         let before: usize = (0..at).map(|i| item_cost(view.value(i).len())).sum();
         if before + new <= NODE_PAYLOAD {
             return Cut { keep: at, left: true };
@@ -189,9 +190,9 @@ fn choose_cut(leaf: &Node, at: usize, len: usize) -> Cut {
 }
 
 /// Fills the left half until it has at least half of the bytes. The left half then has less than
-/// half of them plus one item of the largest size, and the right half has at most half. Three items
-/// of the largest size fit into a node, so both halves fit. Neither is empty, since a leaf that
-/// must be split is more than half full without the new item.
+/// half of the bytes plus one item of the largest size, and the right half has at most half. Three
+/// items of the largest size fit into a node, so both halves fit. Neither half is empty, because a
+/// leaf that must be split is more than half full without the new item.
 fn balanced_cut(view: NodeView<'_>, at: usize, new: usize, total: usize) -> Cut {
     let (mut keep, mut left, mut bytes) = (0, false, 0);
     while bytes < total / 2 {
@@ -206,8 +207,8 @@ fn balanced_cut(view: NodeView<'_>, at: usize, new: usize, total: usize) -> Cut 
     Cut { keep, left }
 }
 
-/// Whether a node has room for what an insertion may add: the item (leaf) or one more child (inner
-/// node).
+/// Returns whether a node has room for what an insertion may add: the item (leaf), or one more
+/// child (inner node).
 fn has_room(view: NodeView<'_>, key: &Key, value: &[u8]) -> bool {
     if view.level() > 0 {
         return view.free_space() >= item_cost(CHILD_SIZE);

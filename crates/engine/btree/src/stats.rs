@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 pub(crate) const STRIPES: usize = 16;
 
-/// Counters of events of every descent. Each thread adds to one of several cache lines, so that
+/// Counters of events of descents. Each thread adds to one of several cache lines, so that
 /// independent readers do not contend for one line.
 #[derive(Debug)]
 struct Striped<const N: usize>([Stripe<N>; STRIPES]);
@@ -24,7 +24,7 @@ thread_local! {
     static STRIPE: usize = NEXT_STRIPE.fetch_add(1, Relaxed) % STRIPES;
 }
 
-/// The stripe of the calling thread.
+/// Returns the stripe of the calling thread.
 #[inline]
 pub(crate) fn stripe() -> usize {
     machine::thread_number().map_or_else(|| STRIPE.with(|s| *s), |thread| thread % STRIPES)
@@ -42,12 +42,12 @@ impl<const N: usize> Striped<N> {
     }
 }
 
-/// Acquisitions and calls, each by access and level of the latch, and conversions.
+/// Number of counters: acquisitions and calls for each [`Kind`], and conversions.
 const EVENTS: usize = 2 * Kind::ALL.len() + 1;
 const CALLS: usize = Kind::ALL.len();
 const CONVERSIONS: usize = 2 * Kind::ALL.len();
 
-/// Access and level of a latch.
+/// Access and level of an acquisition of a latch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     ReadLeaf,
@@ -69,7 +69,7 @@ impl Kind {
     }
 }
 
-/// The counts of one running operation.
+/// The counts of one operation in progress.
 #[derive(Default)]
 pub(crate) struct Events([Cell<u32>; EVENTS]);
 
@@ -84,7 +84,7 @@ impl Events {
         self.inc(kind as usize);
     }
 
-    /// As [`LatchKind::calls`] counts, in a tree whose descents hold paths.
+    /// Counts what [`LatchKind::calls`] reports, in a tree whose descents hold paths.
     #[cfg(feature = "historic")]
     pub(crate) fn called(&self, kind: Kind) {
         self.inc(CALLS + kind as usize);
@@ -96,8 +96,8 @@ impl Events {
     }
 }
 
-/// The waits for one kind of latch, in three units: buckets are powers of two, and the buckets of
-/// one unit do not coincide with those of another.
+/// The waits for one kind of latch, in three units. Buckets are powers of two of the unit, so the
+/// three histograms have different bucket boundaries.
 #[derive(Debug, Default)]
 struct Waits {
     ns: Histogram,
@@ -112,11 +112,11 @@ pub struct TreeStats {
     waits: [Waits; Kind::ALL.len()],
     /// Nodes read from the device.
     pub node_reads: Counter,
-    /// Restarted descents: a node no longer covered the key, or changed while it was read.
+    /// Restarted descents: a node no longer covered the key, or changed while the descent read it.
     pub restarts: Counter,
-    /// Descents without latches that gave up: a node was not in memory, or kept changing.
+    /// Descents without latches that gave up because a node was not in memory or kept changing.
     pub fallbacks: Counter,
-    /// Nodes moved to a new address because they were of an older generation.
+    /// Nodes that were copied to a new address because they belonged to an older generation.
     pub copies: Counter,
     pub splits: Counter,
     pub merges: Counter,
@@ -173,33 +173,34 @@ impl TreeStats {
 pub struct LatchReport {
     pub lock: TreeLock,
     pub kinds: [LatchKind; 4],
-    /// Conversions between spinning and blocking.
+    /// Conversions of latches between spinning and blocking.
     pub conversions: u64,
-    /// Descents started over.
+    /// Descents that were restarted.
     pub restarts: u64,
     /// Descents without latches that were repeated with latches.
     pub fallbacks: u64,
 }
 
-/// The latches of leaves or of inner nodes, for reading or for writing.
+/// The latches of leaves or of inner nodes, acquired for reading or for writing.
 #[derive(Debug, Clone)]
 pub struct LatchKind {
     /// `read` or `write`.
     pub access: &'static str,
     /// `leaf` or `inner`.
     pub level: &'static str,
-    /// Number of acquisitions, without conversions.
+    /// Number of acquisitions, not counting conversions.
     pub acquisitions: u64,
-    /// Acquisitions through the function that waits as long as necessary, which is what a probe of
-    /// btrfs's `btrfs_tree_lock` and `btrfs_tree_read_lock` counts. A descent that holds a path
-    /// calls it for the root, and for a node on which a try failed. The other trees do not try, so
-    /// there each acquisition is such a call.
+    /// Number of calls of the acquisition function that waits as long as necessary. A probe of
+    /// btrfs's `btrfs_tree_lock` and `btrfs_tree_read_lock` counts the same calls. A descent that
+    /// holds a path makes such a call for the root, and for a node whose latch it could not take
+    /// with a try. The other kinds of trees do not try first, so each of their acquisitions is such
+    /// a call.
     pub calls: u64,
-    /// How often waiters woke up: at least once for each wait that slept, more for useless
-    /// wake-ups.
+    /// Number of times that waiters woke up: at least once for each wait that slept, and more if
+    /// wake-ups were useless.
     pub wakeups: u64,
-    /// Waiting times of acquisitions that did not succeed at once, in nanoseconds, whole
-    /// microseconds and whole milliseconds.
+    /// Histograms of the waiting times of acquisitions that did not succeed at once, in
+    /// nanoseconds, whole microseconds and whole milliseconds.
     pub wait_ns: HistogramSnapshot,
     pub wait_us: HistogramSnapshot,
     pub wait_ms: HistogramSnapshot,
@@ -231,12 +232,12 @@ impl LatchReport {
     }
 }
 
-/// A histogram as text: for each power of two the bounds, the count, and a bar in proportion to the
-/// highest count. `buckets` as in [`HistogramSnapshot`].
+/// Formats a histogram as text: for each power of two the bounds, the count, and a bar in
+/// proportion to the highest count. `buckets` has the format of [`HistogramSnapshot`].
 pub fn histogram_text(unit: &str, buckets: &[u64]) -> String {
     const BAR: usize = 40;
     let mut out = format!("{unit:>10}{:15}: count     distribution\n", "");
-    // Zero and one share a row.
+    // The values 0 and 1 share the first row.
     let mut rows: Vec<u64> = vec![buckets.iter().take(2).sum()];
     rows.extend(buckets.iter().skip(2));
     let most = rows.iter().copied().max().unwrap_or(0).max(1);
@@ -249,11 +250,11 @@ pub fn histogram_text(unit: &str, buckets: &[u64]) -> String {
     out
 }
 
-/// The state that the latches of a tree share.
+/// The state that all latches of a tree share.
 pub(crate) struct Meter {
     pub clock: Arc<dyn Clock>,
     pub stats: TreeStats,
-    /// Readers that bypass the latches of leaves, in an optimistic tree.
+    /// The table of readers that bypass the latches of leaves, in an optimistic tree.
     pub readers: Readers,
 }
 

@@ -1,13 +1,13 @@
 //! The synchronisation primitives that the latch algorithms use. The model checker compiles the
-//! same algorithms against its own primitives (`tests/loom.rs`).
+//! same algorithms with its own primitives instead (`tests/loom.rs`).
 
 pub(crate) use kedge_base::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use kedge_base::machine;
 #[cfg(feature = "historic")]
 use kedge_base::machine::Place;
 
-/// One step of a spin loop. A thread that has spun for long yields its processor, because the
-/// thread for which it waits may need it.
+/// One iteration of a spin loop. A thread that has spun for long yields its processor, because the
+/// thread for which it waits may need that processor.
 #[inline]
 pub(crate) fn relax(looks: &mut u32) {
     *looks += 1;
@@ -21,7 +21,7 @@ pub(crate) fn relax(looks: &mut u32) {
     }
 }
 
-/// Threads that sleep until a condition holds.
+/// A queue of threads that sleep until a condition holds.
 #[cfg(feature = "historic")]
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueue {
@@ -36,8 +36,8 @@ impl WaitQueue {
         machine::take(place, false, || self.mutex.try_lock()).unwrap_or_else(|| self.mutex.lock())
     }
 
-    /// Sleeps until `done`, which is checked again after each [`WaitQueue::wake_all`]. Returns how
-    /// often the thread was woken.
+    /// Sleeps until `done` returns true; `done` is called again after each [`WaitQueue::wake_all`].
+    /// Returns how often the thread was woken.
     pub(crate) fn sleep(&self, done: impl Fn() -> bool) -> u64 {
         let place = Place::of(&self.mutex);
         let mut woken = 0;
@@ -67,7 +67,8 @@ impl WaitQueue {
     }
 }
 
-/// A value under a short mutex. A thread that holds it uses nothing else of this module.
+/// A value under a short mutex. While a thread holds the mutex, it calls nothing else of this
+/// module.
 #[derive(Debug, Default)]
 pub(crate) struct Locked<T>(parking_lot::Mutex<T>);
 

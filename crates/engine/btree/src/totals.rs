@@ -1,9 +1,9 @@
-//! Sums over the trees of one owner, which read them for each operation and have too many trees to
-//! visit all.
+//! Sums over all trees of one owner. The owner reads the sums for each operation, and has too many
+//! trees to visit all of them.
 
 use kedge_base::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// Memory of the nodes of all trees that share it, and the size of the largest.
+/// Memory of the nodes of all trees that share these totals, and the size of the largest tree.
 #[derive(Debug, Default)]
 pub struct Totals {
     cached: AtomicUsize,
@@ -13,29 +13,32 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Memory of all nodes held, dirty ones included.
+    /// Returns the memory of all nodes in bytes, including dirty nodes.
     pub fn cached_bytes(&self) -> usize {
         self.cached.load(Relaxed)
     }
 
-    /// Memory of nodes that cannot be evicted until a checkpoint has written them.
+    /// Returns the memory in bytes of nodes that cannot be evicted until a checkpoint has written
+    /// them.
     pub fn dirty_bytes(&self) -> usize {
         self.dirty.load(Relaxed)
     }
 
-    /// The greatest height and the greatest number of nodes that a tree has had since the last
-    /// [`Totals::set_largest`].
+    /// Returns the greatest height and the greatest number of nodes that any tree has had since the
+    /// last [`Totals::set_largest`].
     pub fn largest(&self) -> (u32, u64) {
         (self.height_max.load(Relaxed), self.nodes_max.load(Relaxed))
     }
 
-    /// Sets the height and the number of nodes of the largest tree. No tree changes meanwhile.
+    /// Sets the height and the number of nodes of the largest tree. The caller ensures that no tree
+    /// changes concurrently.
     pub fn set_largest(&self, height: u32, nodes: u64) {
         self.height_max.store(height, Relaxed);
         self.nodes_max.store(nodes, Relaxed);
     }
 
-    /// A tree has this size. Stores rarely: all trees share the cache line.
+    /// Updates the maxima with the size of a tree. Stores only new maxima, because all trees share
+    /// the cache line.
     pub fn note_size(&self, nodes: u64, height: u32) {
         if nodes > self.nodes_max.load(Relaxed) {
             self.nodes_max.fetch_max(nodes, Relaxed);

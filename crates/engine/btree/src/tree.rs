@@ -1,4 +1,4 @@
-//! The tree's handle and the descent: from the root pointer to the leaf that covers a key.
+//! The tree's handle, and the descent from the root pointer to the leaf that covers a key.
 
 use crate::cache::Cache;
 use crate::epoch::Active;
@@ -17,45 +17,46 @@ use kedge_format::logwrite::LogSecret;
 use kedge_format::node::{Child, LEVEL_MAX, NodeMut, NodeView};
 use std::sync::Arc;
 
-/// Candidates for eviction that are examined for each node that is read in.
+/// Number of candidates for eviction that are examined for each node that is read into memory.
 pub(crate) const TRIM_PER_LOAD: usize = 64;
-/// Attempts to descend without latches before a descent with latches.
+/// Number of attempts to descend without latches before a descent with latches.
 const OPTIMISTIC_TRIES: u32 = 8;
 
-/// Reads nodes from the device. Called without any latch held; may sleep.
+/// Reads nodes from the device. Called without a latch; may sleep.
 pub trait NodeIo: Send + Sync {
-    /// The four blocks from `addr`.
+    /// Reads the four blocks of the node at `addr`.
     fn read_node(&self, addr: BlockNo) -> Result<IoBuf>;
 
-    /// Reads several nodes, in parallel if the device can: a result for each address, in order.
+    /// Reads several nodes, in parallel if the device can. Returns a result for each address, in
+    /// order.
     fn read_nodes(&self, addrs: &[BlockNo]) -> Vec<Result<IoBuf>> {
         addrs.iter().map(|addr| self.read_node(*addr)).collect()
     }
 }
 
-/// Allocates and frees the blocks of nodes. Called under latches: must not do IO.
+/// Allocates and frees the blocks of nodes. Called under latches, so it must not do IO.
 pub trait NodeSpace: Send + Sync {
-    /// Allocates blocks for a node, near another node. Does not fail if the caller of the tree has
-    /// reserved enough. If it fails, the tree's operation fails and changes no item.
+    /// Allocates blocks for a node, close to the node at `near`. Does not fail if the caller of the
+    /// tree has reserved enough nodes. If it fails, the tree's operation fails and changes no item.
     fn alloc_node(&self, near: BlockNo) -> Result<BlockNo>;
 
-    /// Frees a node that the tree of the current generation no longer uses. If it was born in the
-    /// current generation, no checkpoint refers to it. Otherwise the last durable checkpoint may
-    /// still use it.
+    /// Frees a node that the tree of the current generation no longer uses. If the node was born in
+    /// the current generation, no checkpoint refers to it. Otherwise the last durable checkpoint
+    /// may still use it.
     fn free_node(&self, addr: BlockNo, born: Generation);
 }
 
 pub struct TreeConfig {
-    /// The image's uuid; every node carries it.
+    /// The image's uuid, which every node contains.
     pub uuid: uuid::Uuid,
-    /// The image's secret, which keys the tags of its nodes.
+    /// The image's secret key for the tags of its nodes.
     pub secret: LogSecret,
-    /// Memory for nodes, in bytes. Dirty nodes stay in memory even beyond this limit.
+    /// Maximum memory for nodes, in bytes. Dirty nodes stay in memory even beyond this limit.
     pub cache_bytes: usize,
-    /// Measures waits.
+    /// The clock that measures waits for latches.
     pub clock: Arc<dyn Clock>,
     pub lock: TreeLock,
-    /// Counts the nodes of this tree and of all others with the same totals.
+    /// Sums of memory and sizes over this tree and all others with the same totals.
     pub totals: Arc<Totals>,
 }
 
@@ -67,7 +68,7 @@ impl TreeConfig {
 }
 
 /// A B+tree; see the crate's documentation. All methods may be called from many threads, except
-/// where a method says otherwise.
+/// where a method's documentation restricts it.
 pub struct Tree {
     pub(crate) io: Arc<dyn NodeIo>,
     pub(crate) space: Arc<dyn NodeSpace>,
@@ -75,10 +76,10 @@ pub struct Tree {
     pub(crate) secret: LogSecret,
     pub(crate) meter: Arc<Meter>,
     pub(crate) cache: Cache,
-    /// An inner node that exists in memory only and has the root as its one child. So the root is
-    /// copied, evicted and looked up like any child.
+    /// An inner node that exists in memory only and has the root as its only child. It makes the
+    /// root a child that is copied, evicted and looked up like any other.
     pub(crate) anchor: Arc<Frame>,
-    /// Trees whose generations end together share it.
+    /// The current generation. Trees whose generations end together share it.
     generation: Arc<AtomicU64>,
     pub(crate) nodes: AtomicU64,
     /// Level of the root, for callers that need only an estimate of the tree's size.
@@ -86,7 +87,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// A new tree: one empty leaf, born in the current generation, which is the value of
+    /// Creates a tree with one empty leaf, born in the current generation, which is the value of
     /// `generation`.
     pub fn create(
         io: Arc<dyn NodeIo>,
@@ -103,9 +104,9 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Opens the tree of a checkpoint, given its root, the number of its nodes, and the generation
-    /// in which changed nodes are born. That generation must be newer than every node on the
-    /// device. Reads the root.
+    /// Opens the tree of a checkpoint, given its root, the number of its nodes, and the current
+    /// generation, in which changed nodes are born. The current generation must be newer than every
+    /// node on the device. Reads the root.
     #[allow(clippy::too_many_arguments)]
     pub fn open(
         io: Arc<dyn NodeIo>,
@@ -161,12 +162,12 @@ impl Tree {
         }
     }
 
-    /// The current generation, in which changed nodes are born.
+    /// Returns the current generation, in which changed nodes are born.
     pub fn generation(&self) -> Generation {
         Generation(self.generation.load(Acquire))
     }
 
-    /// Address, generation and level of the root.
+    /// Returns address, generation and level of the root.
     pub fn root(&self) -> (BlockNo, Generation, u8) {
         self.anchor.read(&self.watch(), |a| {
             let root = a.view().child(0);
@@ -174,19 +175,19 @@ impl Tree {
         })
     }
 
-    /// Nodes of the tree, in memory or not.
+    /// Returns the number of nodes of the tree, in memory or not.
     pub fn node_count(&self) -> u64 {
         self.nodes.load(Relaxed)
     }
 
-    /// The most nodes that one put can take from [`NodeSpace`] now: it copies and splits every node
-    /// of the path, and adds a new root. Each root split of another writer meanwhile may lengthen
-    /// the path by one level.
+    /// Returns the maximum number of nodes that one put can take from [`NodeSpace`] now: it may
+    /// copy and split every node of the path, and add a new root. Each root split by a concurrent
+    /// writer may lengthen the path by one level.
     pub fn nodes_per_put_max(&self) -> u64 {
         2 * self.height() as u64 + 2
     }
 
-    /// Number of nodes from the root to a leaf at the time of the call.
+    /// Returns the number of nodes from the root to a leaf at the time of the call.
     pub fn height(&self) -> u32 {
         self.root_level.load(Relaxed) as u32 + 1
     }
@@ -199,12 +200,12 @@ impl Tree {
         self.cache.shared.lock
     }
 
-    /// Statistics of the latches since the tree was opened.
+    /// Returns statistics of the latches since the tree was opened.
     pub fn latches(&self) -> LatchReport {
         self.meter.stats.report(self.lock())
     }
 
-    /// Memory of all nodes held, dirty ones included.
+    /// Returns the memory of all nodes in bytes, including dirty nodes.
     pub fn cached_bytes(&self) -> usize {
         self.cache.shared.cached.load(Relaxed)
     }
@@ -213,20 +214,20 @@ impl Tree {
         self.cache.limit.load(Relaxed)
     }
 
-    /// Sets the memory for nodes, and evicts nodes beyond it where possible.
+    /// Sets the maximum memory for nodes in bytes, and evicts nodes beyond it where possible.
     pub fn set_cache_bytes(&self, bytes: usize) {
         self.cache.limit.store(bytes, Relaxed);
         self.trim(3 * self.cache.ring_len());
         self.cache.shared.epochs.collect();
     }
 
-    /// Whether the whole tree is in memory at present, so that no node needs a pin.
+    /// Returns whether the whole tree is in memory at present, so that no node needs a pin.
     pub fn is_in_memory(&self) -> bool {
         self.cache.absent.load(Relaxed) == 0
     }
 
-    /// Reads in the leaves that cover `keys`, and keeps them and their ancestors in memory. May
-    /// wait for the device, without a latch.
+    /// Reads the leaves that cover `keys` into memory, and keeps them and their ancestors there.
+    /// May wait for the device; holds no latch during the wait.
     pub fn pin(&self, keys: &[Key]) -> Result<Pins> {
         let mut pins = Pins(Vec::with_capacity(keys.len()));
         for key in keys {
@@ -236,7 +237,7 @@ impl Tree {
         Ok(pins)
     }
 
-    /// A new dirty node, neither linked nor shared yet.
+    /// Makes a new dirty node, which is not linked and not visible to other threads yet.
     pub(crate) fn new_frame(
         &self,
         identity: Child,
@@ -256,14 +257,16 @@ impl Tree {
         LatchWatch::new(&self.meter)
     }
 
-    /// Registers a new node of the current generation, under the latches of the step that links it.
+    /// Registers a new node of the current generation. Called under the latches of the step that
+    /// links the node.
     pub(crate) fn adopt(&self, frame: &Arc<Frame>) {
         self.cache.add_dirty(frame);
         let nodes = self.nodes.fetch_add(1, Relaxed) + 1;
         self.cache.shared.totals.note_size(nodes, self.height());
     }
 
-    /// Unregisters a node and frees its blocks, under the latches of the step that killed it.
+    /// Unregisters a node and frees its blocks. Called under the latches of the step that removed
+    /// the node from the tree.
     pub(crate) fn retire(&self, frame: &Frame) {
         self.nodes.fetch_sub(1, Relaxed);
         if frame.born == self.generation() {
@@ -279,8 +282,8 @@ impl Tree {
         parent.read(watch, |p| p.route(key))
     }
 
-    /// The child of `parent` that covers the key, read in if necessary. `None` if the descent must
-    /// restart.
+    /// Returns the child of `parent` that covers the key, after reading it into memory if
+    /// necessary. Returns `None` if the descent must restart.
     #[inline]
     pub(crate) fn child_of(
         &self,
@@ -301,9 +304,9 @@ impl Tree {
         }
     }
 
-    /// Reads a node in and links it into its parent, unless another thread has linked it or the
-    /// parent has another child there in the meantime. In that case the bytes that were read mean
-    /// nothing, even if they look corrupt: the blocks may have been reused.
+    /// Reads a node and links it into its parent, unless the parent has changed since: then another
+    /// thread has linked the node, or the parent has another child for the key. In the latter case
+    /// the bytes are ignored, even if they look corrupt, because the blocks may have been reused.
     #[cold]
     pub(crate) fn load(
         &self,
@@ -318,7 +321,7 @@ impl Tree {
         self.link(watch, parent, key, child, read)
     }
 
-    /// The second half of [`Tree::load`]: `read` is the result of the device.
+    /// The second half of [`Tree::load`]. `read` is the device's result.
     pub(crate) fn link(
         &self,
         watch: &LatchWatch<'_>,
@@ -353,7 +356,7 @@ impl Tree {
         })
     }
 
-    /// The leaf that covered the key when it was found.
+    /// Returns a leaf that covered the key when the descent found it.
     #[inline]
     pub(crate) fn leaf_for(&self, watch: &LatchWatch<'_>, key: &Key) -> Result<Arc<Frame>> {
         'restart: loop {
@@ -370,7 +373,8 @@ impl Tree {
         }
     }
 
-    /// The number of leaves that held the keys when they were searched. May wait for the device.
+    /// Returns the number of leaves that covered the keys when they were searched. May wait for the
+    /// device.
     pub fn leaves_of(&self, keys: &[Key]) -> Result<u32> {
         let watch = self.watch();
         let mut keys: Vec<&Key> = keys.iter().collect();
@@ -386,14 +390,14 @@ impl Tree {
     }
 
     /// Descends without latches and runs `f` on the leaf. `f` returns `None` if the leaf no longer
-    /// covers the key. The result is `None` if the caller must descend with latches.
+    /// covers the key. Returns `None` if the caller must descend with latches.
     #[inline]
     pub(crate) fn optimistic<R>(&self, key: &Key, mut f: impl FnMut(&Frame) -> Option<R>) -> Option<R> {
         let active = self.cache.shared.epochs.enter(stripe());
         let (key, mut looks) = (words(key), 0);
         for attempt in 0..OPTIMISTIC_TRIES {
-            // A split takes a few microseconds from its first change of a leaf to the parent's
-            // route table. A descent with latches would sleep meanwhile.
+            // A split takes a few microseconds from its first change of a leaf until the parent's
+            // route table is updated. Spinning is shorter than the sleep of a descent with latches.
             (1..1u32 << attempt).for_each(|_| relax(&mut looks));
             let done = match self.descend(&active, &key) {
                 Step::Child(leaf) => f(leaf),
@@ -409,7 +413,8 @@ impl Tree {
         None
     }
 
-    /// Descends without latches. Returns `Child` with the leaf, or the reason for stopping.
+    /// Descends without latches. Returns `Child` with the leaf, or the reason why the descent
+    /// stopped.
     #[inline]
     fn descend<'a>(&'a self, active: &'a Active<'_>, key: &Words) -> Step<'a> {
         let mut at: &Frame = &self.anchor;
@@ -427,7 +432,7 @@ impl Tree {
         }
     }
 
-    /// Runs `f` on the leaf that covers the key, under its read latch.
+    /// Runs `f` on the leaf that covers the key, under the leaf's read latch.
     #[inline]
     pub(crate) fn with_leaf<R>(&self, key: &Key, mut f: impl FnMut(&Node) -> R) -> Result<R> {
         let watch = self.watch();
@@ -456,13 +461,14 @@ impl Tree {
 
 impl Drop for Tree {
     fn drop(&mut self) {
-        // Retired frames refer to the structure that holds them, a cycle that collecting breaks.
+        // Retired frames refer to the structure that holds them. Collecting breaks this reference
+        // cycle.
         self.cache.shared.epochs.collect();
     }
 }
 
-/// Checks that a valid node is the right one: its keys must lie within the bounds that its parent
-/// gives.
+/// Checks that a valid node belongs at its position in the tree: its keys must lie within the
+/// bounds that its parent gives.
 pub(crate) fn check_fences(view: NodeView<'_>, range: &KeyRange, addr: BlockNo) -> Result<()> {
     let (Some(first), Some(last)) = (view.first_key(), view.last_key()) else {
         return Ok(());

@@ -4,26 +4,27 @@ use kedge_base::Error;
 use std::fmt;
 use std::str::FromStr;
 
-/// How threads exclude each other in the nodes. The tree's contents and format do not depend on it.
+/// How threads exclude each other in the nodes. The choice affects neither the tree's contents nor
+/// its format.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum TreeLock {
     /// Descents read inner nodes without a latch and validate what they read; leaves have latches.
     #[default]
     Optimistic,
-    /// Descents take each node's reader-writer latch.
+    /// Descents take each node's reader-writer latch in turn.
     Rwlock,
-    /// Descents hold the latches of a path, which spin and are converted to blocking where a thread
-    /// might sleep, never back. For comparison only.
+    /// Descents hold the latches of a path. The latches spin; they are converted to blocking where
+    /// a thread might sleep, and never back. For comparison only.
     #[cfg(feature = "historic")]
     Blocking,
-    /// As [`TreeLock::Blocking`], but the latches of the path are converted back to spinning on
+    /// Like [`TreeLock::Blocking`], but the latches of the path are converted back to spinning on
     /// each level of a descent. Slow under contention; for comparison only.
     #[cfg(feature = "historic")]
     Pingpong,
 }
 
 impl TreeLock {
-    /// All kinds of this build. Those for comparison need the feature `historic`.
+    /// All kinds of this build. The kinds for comparison need the feature `historic`.
     pub const ALL: &[TreeLock] = &[
         TreeLock::Optimistic,
         TreeLock::Rwlock,
@@ -44,12 +45,12 @@ impl TreeLock {
         }
     }
 
-    /// The names of this build's kinds, for a message.
+    /// Returns the names of this build's kinds, for a message.
     pub fn names() -> String {
         TreeLock::ALL.iter().map(|lock| lock.name()).collect::<Vec<_>>().join(", ")
     }
 
-    /// Whether descents hold the latches of a path, which spin or block (`pingpong`).
+    /// Returns whether descents hold the latches of a path (`pingpong`).
     pub(crate) fn holds_paths(self) -> bool {
         match self {
             TreeLock::Optimistic | TreeLock::Rwlock => false,

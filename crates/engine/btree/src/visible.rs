@@ -1,28 +1,28 @@
-//! Reader-biased latches (BRAVO): readers announce themselves in a table instead of writing to the
+//! Reader-biased latches (BRAVO): a reader announces itself in a table instead of writing to the
 //! latch.
 //!
 //! A reader-writer lock costs each reader two stores to a cache line that all its readers share. So
 //! readers of one leaf contend for that line although they do not exclude each other. A latch that
-//! was read for a while without a write becomes *biased*: its readers only store its name in a slot
-//! of a table, each thread in the slot of its stripe. A writer takes the latch, revokes the bias,
-//! and waits until no slot names the latch. After that all readers go through the latch until it is
-//! biased again. So a leaf that is often written costs its writers nothing more, and a leaf that is
-//! often read costs its readers no shared cache line.
+//! was read repeatedly without a write becomes *biased*: its readers only store the latch's name in
+//! the slot of their stripe in a table. A writer takes the latch, revokes the bias, and waits until
+//! no slot has the latch's name. After that all readers go through the latch until it is biased
+//! again. So a leaf that is often written costs its writers nothing more, and a leaf that is often
+//! read costs its readers no shared cache line.
 //!
-//! Readers and writers exclude each other, because the reader stores its slot and then loads the
-//! bias, while the writer stores the bias and then loads the slots. Each has a fence in between, so
-//! at least one sees the other: the reader goes to the latch, or the writer waits.
+//! Readers and writers exclude each other: the reader stores its slot and then loads the bias,
+//! while the writer stores the bias and then loads the slots. Each has a fence in between, so at
+//! least one sees the other's store. Then the reader goes through the latch, or the writer waits.
 
 use super::sync::{AtomicU32, AtomicU64, Ordering::*, fence, relax};
 
-/// Consecutive reads through the latch after which it becomes biased: as many as there are slots
-/// that revoking has to check.
+/// Number of consecutive reads through the latch after which the latch becomes biased. It equals
+/// the number of slots that revoking has to check.
 const CALM: u32 = 16;
 
 #[repr(align(128))]
 struct Slot(AtomicU64);
 
-/// The names of the latches that threads are reading now; 0 for none.
+/// For each stripe the name of the latch that a thread is reading now, or 0.
 pub(crate) struct Readers(Box<[Slot]>);
 
 impl Readers {
@@ -38,7 +38,7 @@ pub(crate) struct Bias {
     calm: AtomicU32,
 }
 
-/// Excludes writers of the latch that its slot names, until it is dropped.
+/// A slot with a latch's name. Writers of the latch wait until it is dropped.
 pub(crate) struct Visible<'a>(&'a AtomicU64);
 
 impl Drop for Visible<'_> {
@@ -59,8 +59,8 @@ impl Bias {
         std::ptr::from_ref::<Bias>(self) as usize as u64
     }
 
-    /// Enters without the latch. `None` if the reader must go through the latch, because the latch
-    /// is not biased or the slot is in use.
+    /// Starts a read without the latch. Returns `None` if the reader must go through the latch,
+    /// because the latch is not biased or the slot is in use.
     #[inline]
     pub(crate) fn enter<'a>(&self, readers: &'a Readers, slot: usize) -> Option<Visible<'a>> {
         if self.on.load(Relaxed) == 0 {
@@ -70,11 +70,11 @@ impl Bias {
         slot.compare_exchange(0, self.name(), AcqRel, Relaxed).ok()?;
         let visible = Visible(slot);
         fence(SeqCst);
-        // Acquires the stores made before the latch became biased.
+        // The load acquires the stores made before the latch became biased.
         (self.on.load(Acquire) != 0).then_some(visible)
     }
 
-    /// Called by a reader that holds the latch.
+    /// Counts a read through the latch. The caller holds the latch.
     #[inline]
     pub(crate) fn note_read(&self) {
         if self.on.load(Relaxed) == 0 && self.calm.fetch_add(1, Relaxed) + 1 >= CALM {
@@ -82,7 +82,8 @@ impl Bias {
         }
     }
 
-    /// Called by a writer that holds the latch, before it accesses what the latch guards.
+    /// Revokes the bias. Called by a writer that holds the latch, before it accesses the guarded
+    /// value.
     #[inline]
     pub(crate) fn revoke(&self, readers: &Readers) {
         if self.calm.load(Relaxed) > 0 {

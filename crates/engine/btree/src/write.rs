@@ -1,10 +1,10 @@
 //! Changes of items, and the steps that prepare a leaf for them.
 //!
 //! A writer first descends like a reader and takes only the write latch of the leaf. If the leaf is
-//! of an older generation or full, the writer *prepares* the path from the root down, one step at a
-//! time on a parent and its child. A step copies a node into the current generation, and splits a
-//! full one. Inner nodes are split before that is necessary, so that a split never has to go back
-//! up. If a step finds that the tree has changed, it does nothing and the descent restarts.
+//! full or of an older generation, the writer *prepares* the path from the root down, in steps on a
+//! parent and its child. A step copies a node into the current generation, or splits a full node.
+//! Inner nodes are split before they are full, so that a split never has to go back up. If a step
+//! finds that the tree has changed, it does nothing and the descent restarts.
 
 use crate::frame::{Frame, Node};
 use crate::intent::Intent;
@@ -18,20 +18,20 @@ use kedge_format::item::VALUE_MAX;
 use kedge_format::node::Child;
 use std::sync::Arc;
 
-/// Candidates for eviction that are examined after a change of structure.
+/// Number of candidates for eviction that are examined after a change of structure.
 const TRIM_PER_STEP: usize = 8;
 
 enum Attempt<R> {
     Done(R),
     /// The leaf no longer covers the key.
     Stale,
-    /// The leaf is of an older generation.
+    /// The leaf belongs to an older generation and must be copied.
     Old,
     Full,
 }
 
 impl Tree {
-    /// Sets the item of `key`. Returns whether the key already had one.
+    /// Sets the item of `key`. Returns whether the key already had an item.
     pub fn put(&self, key: Key, value: &[u8]) -> Result<bool> {
         if value.len() > VALUE_MAX {
             return Err(Error::ItemTooLarge { len: value.len(), max: VALUE_MAX });
@@ -80,8 +80,8 @@ impl Tree {
         let generation = self.generation();
         let sparse = self.change(generation, &key, Intent::Delete, |leaf, i| {
             leaf.edit(generation).remove_at(i);
-            // Searching a neighbour to merge with costs more than the removal, so this is not done
-            // each time.
+            // Searching for a neighbour to merge with costs more than the removal, so only some
+            // removals do it.
             let view = leaf.view();
             view.items() == 0 || (view.items() % 8 == 0 && Tree::is_sparse(view))
         })?;
@@ -91,7 +91,7 @@ impl Tree {
         Ok(sparse.is_some())
     }
 
-    /// Runs `f` on the leaf and the index of an existing item, with the leaf writable.
+    /// Runs `f` on the leaf and the index of an existing item, once the leaf may be changed.
     fn change<R>(
         &self,
         generation: Generation,
@@ -106,7 +106,7 @@ impl Tree {
                 generation,
                 key,
                 intent,
-                // Only an item that exists is worth a copy.
+                // A leaf is copied only if it has the item.
                 |n| n.search(key).map_or(Attempt::Done(None), |_| Attempt::Old),
                 |n| n.search(key).map_or(Attempt::Done(None), |i| Attempt::Done(Some(f(n, i)))),
             )?;
@@ -120,8 +120,8 @@ impl Tree {
         }
     }
 
-    /// Runs `change` on the leaf that covers the key, under its write latch. If the leaf is of an
-    /// older generation, runs `old` under its read latch instead.
+    /// Runs `change` on the leaf that covers the key, under the leaf's write latch. If the leaf
+    /// belongs to an older generation, runs `old` under its read latch instead.
     #[cfg_attr(not(feature = "historic"), expect(unused_variables))]
     fn attempt<R>(
         &self,
@@ -144,7 +144,7 @@ impl Tree {
             if leaf.born != generation {
                 return leaf.read(watch, |n| if n.range.covers(key) { old(n) } else { Attempt::Stale });
             }
-            // A leaf has no route table to update.
+            // A leaf has no route table, so its latch suffices.
             leaf.latch.write(watch, |n| if n.range.covers(key) { change(n) } else { Attempt::Stale })
         };
         if self.lock() == TreeLock::Optimistic {
@@ -156,9 +156,9 @@ impl Tree {
         Ok(at(&*self.leaf_for(watch, key)?))
     }
 
-    /// Makes the path to the key's leaf writable and, if there is a value to insert, makes room for
-    /// it. Returns `Some(replaced)` if a split of the leaf has inserted the item, and `None` if the
-    /// leaf must be tried again.
+    /// Makes the path to the key's leaf changeable and, if there is a value to insert, makes room
+    /// for the value. Returns `Some(replaced)` if a split of the leaf has inserted the item, and
+    /// `None` if the caller must try the leaf again.
     #[cold]
     pub(crate) fn prepare(
         &self,
@@ -207,8 +207,8 @@ impl Tree {
         }
     }
 
-    /// Moves a child of an older generation to a new address. Returns false if the tree has changed
-    /// and the descent must restart.
+    /// Copies a child of an older generation to a new address. Returns false if the tree has
+    /// changed and the descent must restart.
     fn copy_child(
         &self,
         parent: &Frame,

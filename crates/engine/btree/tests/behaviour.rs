@@ -1,4 +1,4 @@
-//! Single properties of the tree.
+//! Tests of the tree, one property each.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -117,7 +117,7 @@ fn pinned_leaves_stay_and_follow_their_keys() {
     let before = reads();
     for k in keys {
         world.tree.get(k).unwrap();
-        // Enough for the pinned leaves to be copied and split.
+        // These insertions suffice to copy and split the pinned leaves.
         for n in 0..200 {
             world.tree.put(Key { offset: n, ..k }, &[2; 300]).unwrap();
         }
@@ -193,8 +193,8 @@ fn a_scan_may_delete_what_it_visits() {
     assert_eq!((found.items, found.nodes.len(), world.tree.root().2), (0, 1, 0), "an empty root is left");
 }
 
-/// The read is slow: when it returns, the node has moved, its old blocks are no longer a node, and
-/// its successor has been evicted. If a latch were held meanwhile, the test would hang.
+/// The read is slow: when it returns, the node has moved, its old blocks no longer hold a node, and
+/// its successor has been evicted. If the reader held a latch across the read, the test would hang.
 #[test]
 fn a_node_that_moves_while_it_is_read_is_read_again() {
     let world = Arc::new(World::new(PLENTY));
@@ -229,7 +229,7 @@ fn a_failed_read_fails_the_operation_and_nothing_else() {
     let quota = again.device.quota.as_ref().unwrap();
     let mut failed = 0;
     for n in 0..3000 {
-        // With a cache of four nodes each leaf is read repeatedly, and sometimes the read fails.
+        // The cache has room for four nodes, so each leaf is read repeatedly, and some reads fail.
         quota.store(n % 3, Relaxed);
         let n = n * 7919 % 3000;
         let done = match n % 4 {
@@ -252,7 +252,7 @@ fn a_failed_read_fails_the_operation_and_nothing_else() {
     assert!(again.contents() == world.contents());
 }
 
-/// Reads everything through a tree opened on a device of which one bit is wrong.
+/// Reads all items through a tree opened on a device with one wrong bit.
 fn read_all(tree: Result<Tree>) -> Result<usize> {
     Ok(tree?.keys()?.len())
 }
@@ -273,7 +273,8 @@ fn any_flipped_bit_on_the_device_is_noticed() {
         world.device.nodes.lock().get_mut(&addr).expect("written")[bit / 8] ^= 1 << (bit % 8);
     };
     for (round, addr) in addrs.iter().enumerate() {
-        // Every node, each with other bits; for one node, all bits of the header.
+        // Covers every node, with different bits for each; for one node, covers all bits of the
+        // header.
         let bits: Vec<usize> = if round == 3 {
             (0..64 * 8).collect()
         } else {
@@ -288,7 +289,7 @@ fn any_flipped_bit_on_the_device_is_noticed() {
             flip(*addr, bit);
         }
     }
-    // A misplaced write, and a write that never happened.
+    // A misplaced write: the device has another node's bytes at the address.
     let lost = world.device.nodes.lock().clone();
     let (a, b) = (addrs[5], addrs[6]);
     let other = lost[&b].clone();
@@ -321,7 +322,7 @@ fn a_well_formed_node_with_foreign_keys_is_refused() {
     assert!(matches!(read_all(open), Err(Error::Corrupt { block, .. }) if block == victim));
 }
 
-/// A tree of three levels that was just reopened: only its root is in memory.
+/// Makes a tree of three levels and opens it again, so that only its root is in memory.
 fn cold(cache_bytes: usize) -> (World, World) {
     let world = World::new(PLENTY);
     for n in 0..120_000 {
@@ -348,7 +349,7 @@ fn leaves_are_read_in_ahead_with_a_batch_for_each_level() {
         assert_eq!(cold.tree.get(*key).unwrap().unwrap(), [1; 300]);
     }
     assert_eq!(cold.device.reads.load(Relaxed), reads, "they are in memory");
-    // Nodes in memory are not read again.
+    // Nodes that are in memory are not read again.
     cold.tree.prefetch(&keys);
     assert_eq!(cold.device.batches.lock().len(), 2);
 }
@@ -357,7 +358,7 @@ fn leaves_are_read_in_ahead_with_a_batch_for_each_level() {
 fn a_node_that_cannot_be_read_ahead_is_the_error_of_who_needs_it() {
     let (_world, cold) = cold(PLENTY);
     let quota = cold.device.quota.as_ref().unwrap();
-    // The quota suffices for the inner nodes and half of the leaves.
+    // The quota of successful reads covers the inner nodes and half of the leaves.
     quota.store(60, Relaxed);
     let keys: Vec<Key> = (0..100).map(|n| key(n * 1200)).collect();
     cold.tree.prefetch(&keys);
@@ -385,8 +386,8 @@ fn reading_ahead_fills_a_quarter_of_the_cache_at_most() {
     assert_eq!(cold.device.reads.load(Relaxed) - before, 16);
 }
 
-/// Every node of the last checkpoint that ends beyond a block is found and copied, at each level,
-/// and no other one.
+/// Every node of the last checkpoint that extends beyond a block is found and copied, at each
+/// level, and no other node is.
 #[test]
 fn nodes_beyond_a_block_are_found_and_renewed() {
     for end in [0, 100] {

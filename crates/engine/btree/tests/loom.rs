@@ -1,6 +1,6 @@
-//! The latch algorithms under the model checker: the crate's own sources, compiled against its
-//! atomics. The checker runs every interleaving of these small models, with every value that the
-//! memory model allows a load to see.
+//! The latch algorithms under the model checker: the crate's own source files, compiled with the
+//! checker's atomics. The checker runs every interleaving of these small models, with every value
+//! that the memory model allows a load to see.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, dead_code)]
 
 #[path = "../src/epoch.rs"]
@@ -12,7 +12,7 @@ mod routes;
 #[path = "../src/visible.rs"]
 mod visible;
 
-/// The module `src/sync.rs`, built from the model checker's primitives.
+/// The checker's version of the module `src/sync.rs`.
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -66,8 +66,8 @@ use pingpong::{Grip, HasPing, Mode, PingLock};
 use routes::{Bounds, Look, Routes};
 use visible::{Bias, Readers};
 
-/// All interleavings with up to this many preemptions. More would take too long, and bugs hardly
-/// ever need more.
+/// Maximum number of preemptions in the interleavings that the checker explores. More would take
+/// too long, and hardly any bug needs more.
 const SWITCHES: usize = 3;
 
 fn model(body: impl Fn() + Sync + Send + 'static) {
@@ -76,7 +76,7 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
     builder.check(body);
 }
 
-/// A table whose words agree: every key starts with the word of its child.
+/// Fills the table with consistent words: every key starts with the word of its child.
 fn publish(routes: &Routes, stamp: u64) {
     let bounds = Bounds { low: [stamp, 0, 0], high: Some([stamp + 100, 0, 0]) };
     routes.publish(&bounds, 2, 0..2, |i| ([stamp + 10 * i as u64, 0, 0], stamp + i as u64));
@@ -91,8 +91,8 @@ fn a_look_sees_one_version() {
             let routes = routes.clone();
             thread::spawn(move || publish(&routes, 1050))
         };
-        // The key is the second child's in the old version and the first child's in the new
-        // version. A mix of the two would give the first child of the old version, or the second
+        // The key belongs to the second child in the old version and to the first child in the new
+        // version. A mix of the two would return the first child of the old version or the second
         // child of the new version.
         match routes.look(&[1052, 0, 0]) {
             Look::Child(child) => assert!(child == 1001 || child == 1050, "child {child}"),
@@ -112,25 +112,28 @@ fn what_a_route_leads_to_is_initialised() {
         let writer = {
             let (routes, child) = (routes.clone(), child.clone());
             thread::spawn(move || {
-                // SAFETY: the checker itself asserts that no other thread accesses it meanwhile.
+                // SAFETY: the checker itself asserts that no other thread accesses the cell at the
+                // same time.
                 child.with_mut(|c| unsafe { *c = 7 });
                 publish(&routes, 1);
             })
         };
         if let Look::Child(_) = routes.look(&[5, 0, 0]) {
-            // SAFETY: as above.
+            // SAFETY: the checker itself asserts that no other thread writes the cell at the same
+            // time.
             assert_eq!(child.with(|c| unsafe { *c }), 7);
         }
         writer.join().unwrap();
     });
 }
 
-/// Asserts on drop that no thread reads it.
+/// Asserts on drop that no thread is reading the object.
 struct Thing(Arc<UnsafeCell<u64>>);
 
 impl Drop for Thing {
     fn drop(&mut self) {
-        // SAFETY: the checker itself asserts that no other thread accesses it meanwhile.
+        // SAFETY: the checker itself asserts that no other thread accesses the cell at the same
+        // time.
         self.0.with_mut(|v| unsafe { *v = u64::MAX });
     }
 }
@@ -140,7 +143,7 @@ fn nothing_is_dropped_under_a_reader() {
     model(|| {
         let epochs = Arc::new(Epochs::<Thing>::new(1));
         let cell = Arc::new(UnsafeCell::new(7));
-        // The value that a reader finds: 1, the object; 0, nothing.
+        // 1 while readers can find the object; 0 once it is unreachable.
         let visible = Arc::new(AtomicU64::new(1));
         let writer = {
             let (epochs, cell, visible) = (epochs.clone(), cell.clone(), visible.clone());
@@ -153,18 +156,19 @@ fn nothing_is_dropped_under_a_reader() {
         {
             let _active = epochs.enter(0);
             if visible.load(Relaxed) == 1 {
-                // SAFETY: as above.
+                // SAFETY: the checker itself asserts that no other thread writes the cell at the
+                // same time.
                 assert_eq!(cell.with(|v| unsafe { *v }), 7);
             }
         }
         writer.join().unwrap();
         epochs.collect();
-        // SAFETY: as above.
+        // SAFETY: the checker itself asserts that no other thread writes the cell at the same time.
         assert_eq!(cell.with(|v| unsafe { *v }), u64::MAX, "without readers everything retired goes");
     });
 }
 
-/// Runs `body` beside the model's own thread.
+/// Runs `body` in a second thread of the model.
 fn beside<T: 'static>(shared: &Arc<T>, body: impl FnOnce(Arc<T>) + 'static) -> thread::JoinHandle<()> {
     let shared = shared.clone();
     thread::spawn(move || body(shared))
@@ -187,12 +191,13 @@ impl Guarded {
     }
 
     fn add(&self) {
-        // SAFETY: the checker itself asserts that no other thread accesses it meanwhile.
+        // SAFETY: the checker itself asserts that no other thread accesses the cell at the same
+        // time.
         self.value.with_mut(|v| unsafe { *v += 1 });
     }
 
     fn get(&self) -> u64 {
-        // SAFETY: as above.
+        // SAFETY: the checker itself asserts that no other thread writes the cell at the same time.
         self.value.with(|v| unsafe { *v })
     }
 }
@@ -259,7 +264,7 @@ fn a_writer_waits_for_a_blocking_reader() {
     });
 }
 
-/// The simplest latch with a bias.
+/// The simplest latch with a bias: a lock, a value and [`Bias`].
 struct Biased {
     bias: Bias,
     readers: Readers,
@@ -270,19 +275,20 @@ struct Biased {
 impl Biased {
     fn read(&self, slot: usize) -> u64 {
         if let Some(_visible) = self.bias.enter(&self.readers, slot) {
-            // SAFETY: the checker itself asserts that no thread writes it meanwhile.
+            // SAFETY: the checker itself asserts that no thread writes the cell at the same time.
             return self.value.with(|v| unsafe { *v });
         }
         let _guard = self.latch.read().unwrap();
         self.bias.note_read();
-        // SAFETY: as above.
+        // SAFETY: the checker itself asserts that no thread writes the cell at the same time.
         self.value.with(|v| unsafe { *v })
     }
 
     fn write(&self) {
         let _guard = self.latch.write().unwrap();
         self.bias.revoke(&self.readers);
-        // SAFETY: the checker itself asserts that no other thread accesses it meanwhile.
+        // SAFETY: the checker itself asserts that no other thread accesses the cell at the same
+        // time.
         self.value.with_mut(|v| unsafe { *v += 1 });
     }
 }

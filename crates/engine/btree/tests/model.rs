@@ -1,5 +1,5 @@
-//! The tree compared with a sorted map: random operations, evictions, freezes, and each frozen
-//! state opened as a second tree.
+//! Compares the tree with a sorted map: random operations, evictions and freezes. Each frozen state
+//! is also opened as a second tree.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -18,7 +18,7 @@ enum Act {
         at: u64,
         len: usize,
     },
-    /// Ascending keys, or descending ones.
+    /// Puts a run of ascending or descending keys.
     PutRun {
         at: u64,
         count: u64,
@@ -50,7 +50,7 @@ enum Act {
         nodes: usize,
     },
     Freeze,
-    /// Writes the frozen nodes and opens them as a second tree.
+    /// Writes the nodes of the frozen generation and opens the frozen state as a second tree.
     Write,
     Finish,
     Check,
@@ -59,14 +59,15 @@ enum Act {
 struct Run {
     world: World,
     model: BTreeMap<Key, Vec<u8>>,
-    /// The running checkpoint, the model's contents at its freeze, and whether it was written.
+    /// The checkpoint in progress, the model's contents at its freeze, and whether its nodes are
+    /// written.
     frozen: Option<(Checkpoint, BTreeMap<Key, Vec<u8>>, bool)>,
     pins: Vec<Pins>,
     keys: u64,
     stamp: u8,
 }
 
-/// Keys in proportion to their number: sorted like the numbers, with gaps.
+/// Returns key number `n`. Keys have the order of their numbers, with gaps.
 fn key(n: u64) -> Key {
     Key { ino: n / 64, kind: (n / 16 % 4) as u8 * 2, offset: n % 16 * 1000 }
 }
@@ -97,7 +98,7 @@ impl Run {
 
     fn look(&self, at: u64) {
         let key = key(at % self.keys);
-        // Besides the key itself, a key that is never in the tree.
+        // Check also a key that is never in the tree.
         for key in [key, Key { offset: key.offset + 1, ..key }] {
             let owned = |(k, v): (&Key, &Vec<u8>)| (*k, v.clone());
             let tree = &self.world.tree;
@@ -114,7 +115,7 @@ impl Run {
         self.world
             .tree
             .scan(from, to, &mut |k, v| {
-                // The callback may use the tree.
+                // The callback of a scan may call the tree.
                 assert_eq!(self.world.tree.get(k).unwrap().unwrap(), v);
                 found.push((k, v.to_vec()));
                 if found.len() == stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -138,7 +139,7 @@ impl Run {
         let again = self.world.open_frozen(checkpoint, 3 * 16384).unwrap();
         assert!(again.contents() == *snapshot, "what was frozen is what is on the device");
         again.check();
-        // The reopened tree can be changed.
+        // The reopened tree must accept changes.
         again.tree.put(key(1), b"again").unwrap();
         assert_eq!(again.tree.get(key(1)).unwrap().unwrap(), b"again");
         again.check();
@@ -191,7 +192,7 @@ impl Run {
         }
     }
 
-    /// Empties the tree at the end: only a root may be left allocated.
+    /// Removes all items at the end. Only a root may then be allocated.
     fn end(mut self) {
         assert!(self.world.contents() == self.model);
         self.act(Act::Check);
@@ -258,7 +259,7 @@ proptest! {
     }
 }
 
-/// Large values make a tree of several levels from few items.
+/// With large values a tree of several levels needs only few items.
 #[test]
 fn a_high_tree_behaves_like_a_sorted_map() {
     for (seed, &lock) in (1u64..).zip(TreeLock::ALL) {

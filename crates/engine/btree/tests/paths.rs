@@ -1,5 +1,6 @@
-//! Trees that hold paths latch as btrfs did before and after "kill btrfs_clear_path_blocking": the
-//! latches that an operation takes, those for which it waits without a try, and the conversions.
+//! Trees that hold paths latch as btrfs did before and after "kill btrfs_clear_path_blocking". The
+//! tests compare the latches that an operation takes, the latches for which it waits without a try,
+//! and the conversions.
 #![cfg(feature = "historic")]
 #![allow(clippy::unwrap_used)]
 
@@ -12,10 +13,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::Duration;
 
-/// Enough items of this size for a root, inner nodes and leaves.
+/// Number of items that fill a root, inner nodes and leaves.
 const ITEMS: u64 = 60_000;
 const VALUE: [u8; 200] = [7; 200];
-/// An item whose path leads to the first place of no node.
+/// An item whose path uses the first entry of no node.
 const ITEM: u64 = ITEMS - 1000;
 
 fn fill(tree: &Tree) {
@@ -25,16 +26,16 @@ fn fill(tree: &Tree) {
     assert_eq!(tree.height(), 3);
 }
 
-/// Keys in ascending order, with room between them.
+/// Returns key number `n`, with gaps between the keys.
 fn at(n: u64) -> Key {
     Key { ino: 2 * n, kind: 1, offset: 0 }
 }
 
-/// The difference between two reports: conversions, and latches taken and calls by kind.
+/// The difference between two reports: conversions, and acquisitions and calls by kind.
 #[derive(Debug, PartialEq, Eq)]
 struct Events {
     conversions: u64,
-    /// Read leaf, read inner, write leaf, write inner.
+    /// In the order read leaf, read inner, write leaf, write inner.
     taken: [u64; 4],
     calls: [u64; 4],
 }
@@ -56,9 +57,10 @@ fn events(tree: &Tree, operation: impl FnOnce(&Tree)) -> Events {
     between(&before, &tree.latches())
 }
 
-/// A single thread never waits. The root is the only node that is not tried first. With *pingpong*
-/// each level converts the latches that the path holds to blocking and back: one latch, then two,
-/// each twice. A lookup also returns a blocking leaf.
+/// A single thread never waits. Only the root is latched without a try first. With *pingpong* each
+/// level converts the latches that the path holds to blocking and back. That is one latch at the
+/// first level and two at each later level, each converted twice. A lookup also returns a blocking
+/// leaf.
 #[test]
 fn operations_latch_the_levels_that_btrfs_latched() {
     for lock in [TreeLock::Pingpong, TreeLock::Blocking] {
@@ -83,18 +85,19 @@ fn operations_latch_the_levels_that_btrfs_latched() {
     }
 }
 
-/// The key becomes the first key of each node on its path, so all of them are latched for writing,
-/// including the root, whose level the descent knows only after it has read the root.
+/// The key becomes the first key of each node on its path, so all these nodes are latched for
+/// writing. This includes the root, whose level the descent knows only after it has read the root.
 #[test]
 fn an_insertion_in_the_first_place_starts_over_to_latch_the_parents() {
     for lock in [TreeLock::Pingpong, TreeLock::Blocking] {
         let world = World::with_lock(lock, 1 << 30);
         fill(&world.tree);
-        // The root is read for its level, found to need a write latch, and latched again for
-        // writing.
+        // The root is latched for reading to learn its level, found to need a write latch, and
+        // latched again for writing.
         let first =
             events(&world.tree, |t| assert!(!t.put(Key { ino: 1, kind: 1, offset: 0 }, &[1]).unwrap()));
-        // A single thread: one latch, which was dropped at once. Then the whole path stays held.
+        // The first descent held one latch when it restarted. The second descent keeps its whole
+        // path.
         let path = if lock == TreeLock::Pingpong { 2 + (2 + 4 + 6) } else { 0 };
         let want = Events { conversions: path, taken: [0, 2, 1, 2], calls: [0, 2, 0, 1] };
         assert_eq!(first, want, "{lock}");
@@ -104,7 +107,7 @@ fn an_insertion_in_the_first_place_starts_over_to_latch_the_parents() {
     }
 }
 
-/// A clock that records when it is read, which a latch does just before it waits.
+/// A clock that records whether it was read. A latch reads the clock just before it waits.
 #[derive(Default)]
 struct Looked(AtomicU64);
 
@@ -118,8 +121,8 @@ impl Clock for Looked {
     }
 }
 
-/// A writer finds the leaf held by a blocking reader, and waits for it. Its path becomes blocking
-/// for the wait, and only with *pingpong* spinning again.
+/// A writer finds the leaf held by a blocking reader, and waits. The writer's path becomes blocking
+/// for the wait, and becomes spinning again only with *pingpong*.
 #[test]
 fn who_waits_makes_its_path_blocking() {
     for lock in [TreeLock::Pingpong, TreeLock::Blocking] {
@@ -148,7 +151,7 @@ fn who_waits_makes_its_path_blocking() {
         let both = between(&before, &tree.latches());
         assert_eq!(both.taken, [1, 4, 1, 0], "{lock}");
         assert_eq!(both.calls, [0, 2, 1, 0], "{lock}: two roots, and the leaf that was not free");
-        // The reader's path and its leaf; the writer's path, in which the leaf's parent became
+        // The reader's path and its leaf, and the writer's path, in which the leaf's parent became
         // blocking for the wait.
         let want = if lock == TreeLock::Pingpong { 11 + 2 + 4 + 4 + 4 } else { 1 + 1 };
         assert_eq!(both.conversions, want, "{lock}");

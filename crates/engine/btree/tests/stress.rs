@@ -1,5 +1,5 @@
-//! Many threads: writers with keys of their own, readers of all keys, and checkpoints that stop the
-//! writers for an instant.
+//! Many threads: writers with keys of their own, readers of all keys, and checkpoints that briefly
+//! stop the writers.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -15,7 +15,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
-/// Neighbouring keys belong to different writers, so that they meet in the leaves.
+/// Returns a key of a writer. Neighbouring keys belong to different writers, so that writers meet
+/// in the leaves.
 fn key(writer: u64, n: u64) -> Key {
     Key { ino: n / 16, kind: writer as u8, offset: n % 16 }
 }
@@ -38,22 +39,23 @@ fn verify(key: Key, value: &[u8]) {
 
 struct Shared {
     world: World,
-    /// Writers hold it shared per operation, a freeze exclusively.
+    /// Held shared by a writer during each operation, and exclusively by a freeze.
     gate: RwLock<()>,
     stop: AtomicBool,
     checkpoints: AtomicU64,
-    /// Whether a reader has read an item.
+    /// Whether any reader has found an item.
     read: AtomicBool,
 }
 
 impl Shared {
-    /// Whether the other threads have run beside the writers, however loaded the machine is.
+    /// Returns whether the other threads have done something beside the writers, however loaded the
+    /// machine is.
     fn all_took_part(&self) -> bool {
         self.checkpoints.load(Relaxed) > 1 && self.read.load(Relaxed)
     }
 }
 
-/// The writers repeat their work at most this often while they wait for the other threads.
+/// Maximum number of repetitions of the writers' work while they wait for the other threads.
 const OPS_TIMES_MAX: u64 = 1000;
 
 fn write_loop(shared: &Shared, writer: u64, keys: u64, ops: u64, seed: u64) -> BTreeMap<Key, Vec<u8>> {
@@ -141,7 +143,7 @@ fn checkpoint_loop(shared: &Shared) {
             shared.world.freeze()
         };
         shared.world.write(&checkpoint);
-        // The device holds a whole tree, whatever the writers do meanwhile.
+        // The device holds a complete tree, whatever the writers do at the same time.
         let again = shared.world.open_frozen(&checkpoint, 32 * 16384).unwrap();
         again.check();
         again.contents().iter().for_each(|(key, value)| verify(*key, value));
@@ -194,7 +196,8 @@ fn stress(lock: TreeLock, cache_nodes: usize, writers: u64, readers: u64, keys: 
     );
 }
 
-/// Under Miri, an interpreter, a thousandth of the work takes as long.
+/// Whether the test runs under Miri, an interpreter that needs as much time for a thousandth of the
+/// work.
 const MIRI: bool = cfg!(miri);
 
 fn in_memory(lock: TreeLock) {

@@ -1,11 +1,12 @@
-//! What guards the value of a latch in a tree whose descents hold paths.
+//! The lock of a latch in a tree whose descents hold paths.
 
 use super::lock::PingLock;
 use crate::tree_lock::TreeLock;
 
 pub(crate) struct PingGuard {
     pub(super) lock: PingLock,
-    /// Whether a blocking holder converts back to spinning: [`TreeLock::Pingpong`].
+    /// Whether a blocking holder converts the lock back to spinning: true for
+    /// [`TreeLock::Pingpong`].
     pub(super) respins: bool,
 }
 

@@ -1,10 +1,10 @@
-//! A latch whose value a [`PingLock`] guards, and a node that a path holds by it.
+//! A latch whose value a [`PingLock`] guards, and a node that a path holds through its latch.
 //!
 //! # The unsafe code
 //! [`Latch::peek`] and [`Latch::peek_mut`] return the value of a latch whose [`PingLock`] the
-//! caller holds. In this mode no thread takes the lock around the value. Taking it as well, always
-//! uncontended, would be the safe alternative, but would add its cost to one of the kinds that are
-//! compared.
+//! caller holds. In a tree with these latches no thread takes the lock around the value. The safe
+//! alternative is to take that lock as well, always uncontended. It would add a cost to only one of
+//! the kinds that are compared.
 
 use super::guard::PingGuard;
 use super::lock::{Grip, HasPing, Mode, PingLock};
@@ -28,20 +28,23 @@ impl<T> Latch<T> {
         f: impl FnOnce(&T) -> R,
     ) -> R {
         let _grip = grip(watch, self.reads(), &ping.lock, Mode::Read);
-        // SAFETY: `_grip` holds this latch's lock.
+        // SAFETY: `_grip` holds this latch's lock for reading, so no thread has a mutable
+        // reference.
         f(unsafe { self.peek() })
     }
 
-    /// [`Latch::read`] without statistics, for the pointer to the root in a tree that holds paths:
-    /// btrfs reads that pointer without a latch.
+    /// Does what [`Latch::read`] does, without statistics. Used for the pointer to the root,
+    /// because btrfs reads that pointer without a latch.
     pub(crate) fn read_uncounted<R>(&self, f: impl FnOnce(&T) -> R) -> R {
         let ping = self.ping.as_deref().expect("only trees with this kind of latch hold paths");
         let _grip = Grip::take(&ping.lock, Mode::Read);
-        // SAFETY: `_grip` holds this latch's lock.
+        // SAFETY: `_grip` holds this latch's lock for reading, so no thread has a mutable
+        // reference.
         f(unsafe { self.peek() })
     }
 
-    /// `f` may take long, so the latch is converted to a blocking one for it.
+    /// Runs `f` with exclusive access. The lock is converted to blocking, because `f` may take
+    /// long.
     pub(crate) fn write_spinning<R>(
         &self,
         watch: &LatchWatch<'_>,
@@ -71,7 +74,7 @@ impl<T> Latch<T> {
         f: impl FnOnce(&mut T) -> R,
     ) -> R {
         convert(watch, grip.set_blocking());
-        // SAFETY: `grip` holds this latch's lock for writing.
+        // SAFETY: `grip` holds this latch's lock for writing, so no other reference exists.
         let result = f(unsafe { self.peek_mut() });
         if respins {
             convert(watch, grip.clear_blocking());
@@ -92,7 +95,8 @@ impl<T> Latch<T> {
     /// use.
     #[allow(clippy::mut_from_ref)]
     unsafe fn peek_mut(&self) -> &mut T {
-        // SAFETY: as above; there is one holder for writing, and no other holder beside it.
+        // SAFETY: no thread takes the lock of `data` if there is a `ping`. The caller holds `ping`
+        // for writing, which excludes all other holders, and uses no other reference.
         unsafe { &mut *self.data.data_ptr() }
     }
 }
@@ -103,7 +107,7 @@ fn convert(watch: &LatchWatch<'_>, done: bool) {
     }
 }
 
-/// Takes the lock, waiting as long as necessary.
+/// Takes the lock, waiting as long as necessary, and counts the call.
 fn grip<P: HasPing>(watch: &LatchWatch<'_>, kind: Kind, owner: P, mode: Mode) -> Grip<P> {
     watch.took(kind);
     watch.events.called(kind);
@@ -113,7 +117,7 @@ fn grip<P: HasPing>(watch: &LatchWatch<'_>, kind: Kind, owner: P, mode: Mode) ->
     }
 }
 
-/// An object with a latch, through which a path holds its nodes.
+/// An object with a latch. A path holds its nodes through such objects.
 ///
 /// # Safety
 /// The object always has the same latch, which lives as long as the object.
@@ -123,7 +127,7 @@ pub(super) unsafe trait Latched {
     fn latch(&self) -> &Latch<Self::Value>;
 }
 
-// SAFETY: the latch is a field of the frame, and the frame does not move.
+// SAFETY: the latch is a field of the frame. The `Arc` keeps the frame alive and never moves it.
 unsafe impl Latched for Arc<Frame> {
     type Value = Node;
 
@@ -142,7 +146,7 @@ impl<O: Latched> HasPing for O {
 pub(super) struct Held<O: Latched>(Grip<O>);
 
 impl<O: Latched> Held<O> {
-    /// Spins while holders spin. Returns the owner if a holder blocks.
+    /// Takes the latch, spinning as long as holders spin. Returns the owner if a holder blocks.
     pub(crate) fn try_take(watch: &LatchWatch<'_>, owner: O, mode: Mode) -> Result<Held<O>, O> {
         let kind = owner.latch().kind(mode);
         let grip = match Grip::try_take(owner, mode) {
@@ -165,15 +169,15 @@ impl<O: Latched> Held<O> {
     }
 
     pub(crate) fn node(&self) -> &O::Value {
-        // SAFETY: the grip holds this latch's lock, and a reference from `node_mut` would borrow
-        // `self`.
+        // SAFETY: the grip holds this latch's lock. A mutable reference from `node_mut` would
+        // borrow `self` exclusively, so none exists during the shared borrow.
         unsafe { self.0.owner().latch().peek() }
     }
 
     pub(crate) fn node_mut(&mut self) -> &mut O::Value {
         assert!(self.0.mode() == Mode::Write, "changes need a write latch");
-        // SAFETY: the grip holds this latch's lock for writing, and the borrow of `self` allows one
-        // reference at a time.
+        // SAFETY: the grip holds this latch's lock for writing, and the exclusive borrow of `self`
+        // allows one reference at a time.
         unsafe { self.0.owner().latch().peek_mut() }
     }
 

@@ -2,22 +2,22 @@
 //! Linux 5.0.
 //!
 //! # The scheme
-//! A lock is taken spinning: a thread that wants it meanwhile busy-waits. A holder that may sleep
-//! converts it first: it increments the count of blocking holders and releases the spinning lock. A
-//! thread that then takes the spinning lock and finds conflicting blocking holders releases it
-//! again and sleeps until they are gone. The holder converts back to spinning when it will no
-//! longer sleep: it takes the spinning lock, decrements the count, and wakes *all* sleepers. They
-//! find the lock held, spinning or even blocking again, and continue spinning or sleeping. This
-//! ping-pong is what the other kinds of latches avoid. The implementation adds no delay of its own:
-//! the conversions and useless wake-ups are inherent in the scheme. It differs from the kernel in
-//! one point: there a spinning holder keeps its processor. Here the holder may lose it, so spinning
-//! threads yield theirs.
+//! A thread takes the lock spinning: other threads that want the lock busy-wait. A holder that may
+//! sleep first converts the lock to blocking: it increments the count of blocking holders and
+//! releases the spinning lock. A thread that then takes the spinning lock and finds conflicting
+//! blocking holders releases it again and sleeps until they are gone. A holder that will no longer
+//! sleep converts the lock back to spinning: it takes the spinning lock, decrements the count, and
+//! wakes *all* sleepers. These find the lock held, spinning or even blocking again, and continue to
+//! spin or sleep. The other kinds of latches avoid this ping-pong. The implementation adds no delay
+//! of its own: the conversions and useless wake-ups are inherent in the scheme. It differs from the
+//! kernel in one point. In the kernel a spinning holder keeps its processor; here the holder may
+//! lose it, so spinning threads yield theirs.
 //!
 //! # Memory order
 //! A holder's changes reach the next holder through the spinning word, or through the blocking
-//! count if it unlocks while blocking. Each is stored with release and loaded with acquire. A
-//! sleeper stores the count of sleepers and then loads the count of holders; a waker does the
-//! reverse. Each has a fence in between.
+//! count if the holder unlocks while blocking. Both are stored with release and loaded with
+//! acquire. A sleeper stores the count of sleepers and then loads the count of holders; a waker
+//! stores the count of holders and then loads the count of sleepers. Each has a fence in between.
 
 use crate::sync::{AtomicU32, Ordering::*, WaitQueue, fence, relax};
 
@@ -29,7 +29,7 @@ pub(crate) enum Mode {
     Write,
 }
 
-/// Threads that wait for a count to become zero.
+/// A queue of threads that wait for a count to become zero.
 #[derive(Debug, Default)]
 struct Queue {
     sleepers: AtomicU32,
@@ -63,10 +63,10 @@ impl Queue {
 
 #[derive(Debug, Default)]
 pub(crate) struct PingLock {
-    /// Spinning holders: [`WRITER`], or the number of readers.
+    /// The spinning holders: [`WRITER`], or the number of readers.
     spinning: AtomicU32,
     blocking_readers: AtomicU32,
-    /// At most 1.
+    /// Number of blocking writers, at most 1.
     blocking_writers: AtomicU32,
     for_readers: Queue,
     for_writers: Queue,
@@ -97,13 +97,13 @@ impl PingLock {
         };
     }
 
-    /// Whether a blocking holder excludes this mode.
+    /// Returns whether a blocking holder excludes this mode.
     pub(crate) fn is_blocked(&self, mode: Mode) -> bool {
         self.blocking_writers.load(Acquire) > 0
             || (mode == Mode::Write && self.blocking_readers.load(Acquire) > 0)
     }
 
-    /// Takes the lock, spinning. Returns how often the thread was woken meanwhile.
+    /// Takes the lock spinning. Returns how often the thread was woken before it got the lock.
     pub(crate) fn lock(&self, mode: Mode) -> u64 {
         let mut woken = 0;
         loop {
@@ -119,14 +119,14 @@ impl PingLock {
         }
     }
 
-    /// Takes the lock, spinning, unless it would have to wait.
+    /// Takes the lock spinning, if that is possible without waiting. Returns whether it did.
     pub(crate) fn try_lock(&self, mode: Mode) -> bool {
         !self.is_blocked(mode) && self.try_spin(mode) && self.keep_unless_blocked(mode)
     }
 
-    /// Takes the lock, spinning as long as its holders spin, unless a blocking holder excludes this
-    /// mode: the behaviour of btrfs's `btrfs_try_tree_write_lock` and
-    /// `btrfs_tree_read_lock_atomic`.
+    /// Takes the lock spinning. Spins as long as other holders spin, but fails if a blocking holder
+    /// excludes this mode, as btrfs's `btrfs_try_tree_write_lock` and `btrfs_tree_read_lock_atomic`
+    /// do.
     pub(crate) fn lock_unless_blocked(&self, mode: Mode) -> bool {
         if self.is_blocked(mode) {
             return false;
@@ -135,7 +135,8 @@ impl PingLock {
         self.keep_unless_blocked(mode)
     }
 
-    /// Called with the spinning lock, which it releases if a blocking holder excludes this mode.
+    /// Called with the spinning lock held. Releases it and returns false if a blocking holder
+    /// excludes this mode.
     fn keep_unless_blocked(&self, mode: Mode) -> bool {
         let free = !self.is_blocked(mode);
         if !free {
@@ -144,7 +145,7 @@ impl PingLock {
         free
     }
 
-    /// Converts to blocking. Called by a spinning holder.
+    /// Converts the lock to blocking. Called by a spinning holder.
     fn set_blocking(&self, mode: Mode) {
         match mode {
             Mode::Read => self.blocking_readers.fetch_add(1, AcqRel),
@@ -153,8 +154,8 @@ impl PingLock {
         self.stop_spinning(mode);
     }
 
-    /// Converts back to spinning. Called by a blocking holder, which spins until it has the
-    /// spinning lock.
+    /// Converts the lock back to spinning. Called by a blocking holder, which spins until it has
+    /// the spinning lock.
     fn clear_blocking(&self, mode: Mode) {
         self.spin(mode);
         self.unlock_blocking(mode);
@@ -168,7 +169,7 @@ impl PingLock {
     }
 }
 
-/// An object with a lock.
+/// An object with a [`PingLock`].
 pub(crate) trait HasPing {
     fn ping(&self) -> &PingLock;
 }
@@ -179,7 +180,7 @@ impl HasPing for &PingLock {
     }
 }
 
-/// The holder of a lock, until it is dropped.
+/// A held lock, which is released on drop.
 pub(crate) struct Grip<P: HasPing> {
     owner: P,
     mode: Mode,
@@ -187,18 +188,19 @@ pub(crate) struct Grip<P: HasPing> {
 }
 
 impl<P: HasPing> Grip<P> {
-    /// Takes the lock. Returns the grip, and how often the thread was woken meanwhile.
+    /// Takes the lock. Returns the grip, and how often the thread was woken before it got the lock.
     pub(crate) fn take(owner: P, mode: Mode) -> (Grip<P>, u64) {
         let woken = owner.ping().lock(mode);
         (Grip { owner, mode, blocking: false }, woken)
     }
 
-    /// Takes the lock, or returns the owner if it would have to wait.
+    /// Takes the lock, or returns the owner if the thread would have to wait.
     pub(crate) fn try_take(owner: P, mode: Mode) -> Result<Grip<P>, P> {
         if owner.ping().try_lock(mode) { Ok(Grip { owner, mode, blocking: false }) } else { Err(owner) }
     }
 
-    /// [`PingLock::lock_unless_blocked`], or returns the owner.
+    /// Does what [`PingLock::lock_unless_blocked`] does. Returns the owner if the lock was not
+    /// taken.
     pub(crate) fn spin_take(owner: P, mode: Mode) -> Result<Grip<P>, P> {
         if owner.ping().lock_unless_blocked(mode) {
             Ok(Grip { owner, mode, blocking: false })
@@ -215,8 +217,8 @@ impl<P: HasPing> Grip<P> {
         self.mode
     }
 
-    /// Converts to blocking, before anything that may sleep. Returns false if it was blocking
-    /// already.
+    /// Converts the lock to blocking. Called before anything that may sleep. Returns false if the
+    /// lock was already blocking.
     pub(crate) fn set_blocking(&mut self) -> bool {
         let convert = !self.blocking;
         if convert {

@@ -1,6 +1,6 @@
 //! The latches of old btrfs, for comparison: [`lock`] is the lock, [`held`] a latch that uses it,
-//! [`path`] how a descent holds it. In a tree with other latches only an empty field in each latch
-//! remains of it.
+//! [`path`] the way in which a descent holds latches. A tree with other latches pays only one empty
+//! field in each latch.
 
 pub(crate) mod guard;
 #[allow(unsafe_code)]

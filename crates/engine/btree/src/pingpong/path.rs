@@ -2,22 +2,23 @@
 //! [`TreeLock::Blocking`].
 //!
 //! The model is `btrfs_search_slot`. Latches are taken spinning: a descent spins while holders
-//! spin. If a holder blocks, the descent makes its whole path blocking and waits. The path also
-//! becomes blocking before a node is read from the device and before the tree's structure is
+//! spin. If a holder blocks, the descent converts its whole path to blocking and waits. The path
+//! also becomes blocking before a node is read from the device and before the tree's structure is
 //! changed, and a lookup returns a blocking leaf. With *pingpong* each level of the descent, and
-//! each wait, ends with a conversion of the path back to spinning, from the root down, which first
-//! converts all latches of the path to blocking, from the leaf up. With *blocking* the path is
-//! never converted back. That is the only difference, and the only change in Linux 5.0.
+//! each wait, ends with a conversion of the path back to spinning, from the root down; this
+//! conversion first makes all latches of the path blocking, from the leaf up. With *blocking* the
+//! path is never converted back. This is the only difference between the two kinds, as it was the
+//! only change in Linux 5.0.
 //!
 //! # Which latches a descent takes and keeps
-//! 1. The root is latched for reading. If its level must be latched for writing, the root is
-//!    released and latched for writing.
+//! 1. The root is latched for reading. If its level must be latched for writing, the latch is
+//!    released and taken again for writing.
 //! 2. An update latches the leaf for writing, an insertion also level 1, a deletion also level 2.
 //!    If the key belongs to a node's first child, an insertion or deletion might change the node's
 //!    first key. Its parent must then be latched for writing; if it is not, the descent restarts.
 //! 3. A lookup and an update release a node's parent once the node is latched. An insertion keeps
-//!    the parent of each node in which the key is at the first place, and a deletion also keeps
-//!    levels below 2.
+//!    the parent of each node in which the key belongs to the first entry, and a deletion also
+//!    keeps levels below 2.
 
 use super::held::Held;
 use super::lock::Mode;
@@ -32,7 +33,8 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 
 impl Intent {
-    /// Levels latched for writing, from the leaf up, unless the descent finds that it needs more.
+    /// Returns the number of levels to latch for writing, from the leaf up. The descent may find
+    /// that it needs more.
     fn write_levels(self) -> u8 {
         match self {
             Intent::Lookup => 0,
@@ -42,18 +44,18 @@ impl Intent {
         }
     }
 
-    /// Whether the first keys of nodes may change.
+    /// Returns whether the operation may change the first keys of nodes.
     fn moves_items(self) -> bool {
         matches!(self, Intent::Insert | Intent::Delete)
     }
 
-    /// Ancestors at this level and above are released unless something else keeps them.
+    /// Returns the lowest level whose nodes are released unless another rule keeps them.
     fn lowest_release(self) -> u8 {
         if self == Intent::Delete { 2 } else { 1 }
     }
 }
 
-/// A latched node, and the index in it to which the key belongs.
+/// A latched node, and the index of the entry to which the key belongs.
 struct Step {
     held: Held<Arc<Frame>>,
     slot: usize,
@@ -62,7 +64,7 @@ struct Step {
 struct Path<'a, 'm> {
     watch: &'a LatchWatch<'m>,
     respins: bool,
-    /// From the root down.
+    /// The latched nodes from the root down.
     steps: SmallVec<[Step; 8]>,
 }
 
@@ -87,7 +89,8 @@ impl Path<'_, '_> {
         self.steps.drain(..last);
     }
 
-    /// Releases the ancestors that a change of items cannot reach: see rule 3 in the module's head.
+    /// Releases the ancestors that a change of items cannot affect: see rule 3 in the module's
+    /// head.
     fn release_unreachable(&mut self, intent: Intent) {
         let mut kept = 0;
         for (distance, step) in self.steps.iter().rev().enumerate() {
@@ -142,7 +145,7 @@ impl Tree {
     }
 
     /// Runs `f` on the leaf that covers the key, latched for writing. `f` also returns whether the
-    /// structure has to change first.
+    /// tree's structure must be changed first.
     pub(crate) fn write_by_path<R>(
         &self,
         watch: &LatchWatch<'_>,
@@ -160,7 +163,7 @@ impl Tree {
         Ok(result)
     }
 
-    /// The root, which covered the key when it was read.
+    /// Returns the root, which covered the key when the root pointer was read.
     fn root_by_pointer(&self, watch: &LatchWatch<'_>, key: &Key) -> Result<Option<Arc<Frame>>> {
         match self.anchor.latch.read_uncounted(|anchor| anchor.route(key)) {
             Route::Child(root) => Ok(Some(root)),
@@ -194,7 +197,8 @@ impl Tree {
                 };
                 let route = if frame.level > 0 { Some(node.route(key)) } else { None };
                 at.slot = slot;
-                // Levels up to the parent's, in a node above the leaf.
+                // The parent of this node, which is above the leaf, must be latched for writing:
+                // count the levels up to the parent's.
                 let wanted = frame.level + 2;
                 if intent.moves_items() && frame.level > 0 && slot == 0 && write_levels < wanted {
                     write_levels = wanted;

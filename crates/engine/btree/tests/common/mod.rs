@@ -1,4 +1,4 @@
-//! A device and an allocator in memory, and checkpoints between them and a tree.
+//! A device and an allocator in memory, and checkpoints of a tree on them.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use kedge_base::{BlockNo, CorruptKind, Error, Generation, IoBuf, Result};
@@ -18,11 +18,11 @@ pub const SECRET: LogSecret = LogSecret([42; 16]);
 pub struct Device {
     pub nodes: Mutex<BTreeMap<BlockNo, Vec<u8>>>,
     pub reads: AtomicU64,
-    /// Sizes of the batches of reads.
+    /// Number of nodes in each batch of reads so far.
     pub batches: Mutex<Vec<usize>>,
-    /// Reads that still succeed.
+    /// Number of reads that still succeed; `None` for no limit.
     pub quota: Option<AtomicU64>,
-    /// Runs inside the next read, before it.
+    /// Runs once, at the start of the next read.
     pub meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
@@ -56,21 +56,21 @@ impl NodeIo for Device {
 
 #[derive(Default)]
 struct SpaceState {
-    /// Nodes of the current tree: address to generation of birth.
+    /// Nodes of the current tree: address and generation of birth.
     owned: BTreeMap<BlockNo, Generation>,
     /// Freed nodes that the last durable checkpoint still uses.
     held: Vec<BlockNo>,
-    /// Freed nodes of the generation that is being written.
+    /// Freed nodes that the frozen generation, whose checkpoint is in progress, still uses.
     held_by_frozen: Vec<BlockNo>,
     free: Vec<BlockNo>,
     next: u64,
     current: u64,
 }
 
-/// Follows the reuse rules of the real allocator, and asserts that the tree obeys them too.
+/// An allocator that follows the reuse rules of the real one, and asserts that the tree obeys them.
 pub struct Space {
     state: Mutex<SpaceState>,
-    /// Nodes that may still be allocated.
+    /// Number of nodes that may still be allocated.
     pub quota: AtomicU64,
 }
 
@@ -148,7 +148,7 @@ impl World {
         World { device, space, tree, generation, totals }
     }
 
-    /// No writer may be active.
+    /// Ends the generation. No writer may be active.
     pub fn freeze(&self) -> Checkpoint {
         let frozen = self.tree.freeze();
         self.generation.fetch_add(1, AcqRel);
@@ -197,7 +197,7 @@ impl World {
         self.finish(checkpoint);
     }
 
-    /// A second tree on the frozen state, as recovery would open it.
+    /// Opens a second tree on the frozen state, as recovery would.
     pub fn open_frozen(&self, checkpoint: &Checkpoint, cache_bytes: usize) -> Result<World> {
         let frozen = &checkpoint.frozen;
         let current = frozen.generation.next();
@@ -220,7 +220,7 @@ impl World {
         Ok(World { device, space, tree, generation, totals })
     }
 
-    /// Walks the tree and compares the nodes that it uses with those that were allocated.
+    /// Walks the tree and compares the nodes that it uses with the nodes that were allocated.
     pub fn check(&self) -> TreeCheck {
         let found = self.tree.check().unwrap();
         let reachable: BTreeMap<BlockNo, Generation> =
