@@ -1,5 +1,5 @@
-//! Rates of the allocator: single blocks and runs, on an empty, a nearly full and a checkerboard
-//! image, and nodes.
+//! Measures the rates at which the allocator serves nodes, and single blocks and runs on an empty,
+//! a nearly full and a checkerboard image.
 
 use kedge_alloc::{Alloc, NodeClass};
 use kedge_base::{BLOCK_SIZE, BlockNo, Clock, Extent, Generation, Lsn, SystemClock, Timespec, spawn_named};
@@ -34,7 +34,7 @@ fn singles(alloc: &Alloc, count: u64) -> Vec<Extent> {
     all
 }
 
-/// Allocates everything and frees every `step`-th block.
+/// Makes an image, allocates all its blocks, and frees every `step`-th of them.
 fn crowded(groups: u64, step: usize) -> Arc<Alloc> {
     let alloc = Alloc::format(&image(groups));
     let mut all = Vec::new();

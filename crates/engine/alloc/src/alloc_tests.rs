@@ -20,7 +20,7 @@ fn is_no_space<T>(result: Result<T, Error>) -> bool {
     matches!(result, Err(Error::NoSpace))
 }
 
-/// Allocates single blocks, with their records, until none is left.
+/// Allocates single blocks and applies their records, until none is left.
 fn fill(alloc: &Alloc) -> Vec<Extent> {
     let mut all = Vec::new();
     loop {
@@ -82,7 +82,7 @@ fn goals_outside_the_image_are_hints_too() {
 #[test]
 fn reservations_hold_to_the_last_block() {
     let alloc = smallest();
-    // Single blocks with gaps between them, so that free space is fragmented to single blocks.
+    // Frees single blocks with gaps between them, so that no free run is longer than one block.
     let all = fill(&alloc);
     let (gone, _kept): (Vec<_>, Vec<_>) = all.iter().partition(|e| e.start.0 % 2 == 0);
     for e in &gone {
@@ -200,7 +200,7 @@ fn no_thread_waits_for_a_promise_that_is_kept() {
     let alloc = smallest();
     fill(&alloc);
     let promise = alloc.reserve_nodes(2, NodeClass::Promised).unwrap().expect("there are some");
-    assert_eq!(alloc.wait_for_nodes(Duration::ZERO), Waited::TimedOut, "its operation ends soon");
+    assert_eq!(alloc.wait_for_nodes(Duration::ZERO), Waited::TimedOut, "the promise may be returned soon");
     let promise = promise.keep();
     assert_eq!(alloc.wait_for_nodes(Duration::ZERO), Waited::NothingHeld);
     let other = alloc.reserve_nodes(1, NodeClass::Promised).unwrap().expect("there are more");
@@ -210,7 +210,8 @@ fn no_thread_waits_for_a_promise_that_is_kept() {
     assert_eq!(alloc.wait_for_nodes(Duration::ZERO), Waited::NothingHeld);
 }
 
-/// Promises are made and returned without a lock, beside data that takes what the pool can spare.
+/// A promised slot exists although promises are made and returned without a lock, while data takes
+/// all slots that the pool can spare.
 #[test]
 fn a_promised_slot_is_there_whatever_data_takes() {
     const SLOTS: u32 = 3;
@@ -255,10 +256,10 @@ fn classes_share_the_pool_as_promised() {
     let working = (pool - protected) as u32;
     assert!(is_no_space(normal(working + 1)));
     let r = normal(working).unwrap().expect("the working part serves it");
-    assert!(normal(1).unwrap().is_none(), "comes back with the promise");
+    assert!(normal(1).unwrap().is_none(), "it returns with the promise");
     let promised = |n| alloc.reserve_nodes(n, NodeClass::Promised);
     let reclaim = protected as u32 / 2;
-    assert!(promised(reclaim + 1).unwrap().is_none(), "what frees space keeps its own");
+    assert!(promised(reclaim + 1).unwrap().is_none(), "the reclaim slots must stay");
     let kept = promised(reclaim).unwrap().expect("accepted data has a part");
     let all = alloc.reserve_nodes(reclaim, NodeClass::Reclaim).unwrap().expect("the last part");
     assert_eq!(alloc.free_counts().promised_nodes, pool);
@@ -273,7 +274,8 @@ fn classes_share_the_pool_as_promised() {
     assert!(normal(working).unwrap().is_some());
 }
 
-/// Many generations of growth leave a large pool; a shrunken tree returns its slots to data.
+/// When the tree grows over many generations, the pool becomes large. When the tree shrinks,
+/// surplus slots return to data.
 #[test]
 fn surplus_slots_return_to_data() {
     let alloc = Alloc::format(&plan(GROUP_BLOCKS, 1024));
@@ -343,7 +345,7 @@ fn a_full_image_can_be_emptied() {
             one_delete(&alloc, &device, &mut tree, &mut generation, &mut rng, lsn - 1);
             alloc.apply_free(victim, Lsn(lsn)).unwrap();
             if greedy && lsn % 3 == 0 {
-                // A writer takes every block the moment it is free.
+                // A concurrent writer takes every block as soon as it is free.
                 alloc.durable(Lsn(lsn));
                 files.extend(fill(&alloc));
             }
@@ -358,7 +360,8 @@ fn a_full_image_can_be_emptied() {
     }
 }
 
-/// A pool that was emptied on a full image gets the blocks that deletes free before data does.
+/// On a full image with an empty pool, blocks freed by deletions refill the pool before data gets
+/// any.
 #[test]
 fn a_bled_pool_is_refilled_first() {
     let alloc = smallest();
@@ -379,7 +382,7 @@ fn a_bled_pool_is_refilled_first() {
     alloc.durable(Lsn(5));
     let counts = alloc.free_counts();
     assert!(counts.pool >= 8, "{counts:?}");
-    // Single blocks are no slots: data may have them although the pool is short.
+    // Single free blocks cannot become slots, so data may have them although the pool is short.
     for e in kept.iter().step_by(2) {
         alloc.apply_free(*e, Lsn(6)).unwrap();
     }
@@ -438,7 +441,7 @@ fn bitmaps_are_read_side_by_side() {
     let loaded = Alloc::load(&device, &geometry, Generation(3)).unwrap();
     assert_eq!(loaded.cells.len(), 4000);
     let index = geometry.index_blocks.div_ceil(READ_BLOCKS);
-    // Sixteen chunks, of which eight are in flight at a time.
+    // The image has sixteen chunks of groups; reads of eight are in flight at a time.
     let (rounds, requests) = (device.rounds() - index, device.requests() - index);
     assert!(rounds <= 4, "{rounds} round trips");
     assert!((16..=32).contains(&requests), "{requests} reads");
@@ -472,7 +475,7 @@ fn flipped_bits_are_corrupt() {
     assert!(matches!(Alloc::load(&device, &geometry, Generation(1)), Err(Error::Corrupt { .. })));
 }
 
-/// Bitmaps and index that agree with one another but not with the format.
+/// Bitmaps and index agree with each other but violate the format.
 #[test]
 fn impossible_states_are_corrupt() {
     use kedge_device::Device;
@@ -520,8 +523,8 @@ fn held_blocks_are_kept_for_their_records() {
     checkpoint(&alloc, &device, &mut generation);
 
     let alloc = Alloc::load(&device, &geometry, Generation(1)).unwrap();
-    // Records allocate all of the rest but ten slots; one block is allocated, freed and allocated
-    // again.
+    // The records allocate all remaining blocks except ten slots; one block is allocated, freed and
+    // allocated again.
     let first = geometry.data_start.0 + 40;
     let all =
         [Extent::new(BlockNo(first), old.start.0 - first), Extent::new(old.end(), SMALLEST - old.end().0)];
@@ -550,8 +553,8 @@ fn held_blocks_are_kept_for_their_records() {
     alloc.cells.iter().for_each(|c| c.lock().check());
 }
 
-/// A full image that the log has filled and emptied repeatedly has as much room for replay as it
-/// had when it ran.
+/// After the log has filled and emptied a full image repeatedly, replay has as much free space as
+/// the original run had.
 #[test]
 fn a_hold_ends_with_the_last_record_that_takes_the_blocks() {
     let geometry = plan(SMALLEST, 1024);
@@ -574,8 +577,9 @@ fn a_hold_ends_with_the_last_record_that_takes_the_blocks() {
     alloc.cells.iter().for_each(|c| c.lock().check());
 }
 
-/// Replay from the last cut needs as many slots as the tree had at its largest since, so data gets
-/// none of them before the next checkpoint is durable; the tree may reuse them at once.
+/// Replay from the last cut needs as many slots as the tree has used at most since then. So data
+/// gets none of these slots before the next checkpoint is durable, but the tree may reuse them at
+/// once.
 #[test]
 fn slots_that_the_tree_used_since_the_cut_are_not_for_data() {
     let alloc = smallest();
@@ -586,7 +590,7 @@ fn slots_that_the_tree_used_since_the_cut_are_not_for_data() {
     }
     assert_eq!(fill(&alloc).len() as u64, others.free + 4 * others.pool, "all but what the tree used");
     assert!(is_no_space(alloc.reserve_data(1)));
-    assert!(alloc.available_after_checkpoint() >= 4 * 200, "a checkpoint is worth its while");
+    assert!(alloc.available_after_checkpoint() >= 4 * 200, "a checkpoint returns slots");
     let again: Vec<BlockNo> = (0..300).map(|_| alloc.alloc_node(BlockNo(0)).unwrap()).collect();
     for node in again {
         alloc.free_node(node, Generation(1), Generation(1)).unwrap();
@@ -614,13 +618,13 @@ fn unclaim(taken: &[AtomicU8], e: Extent) {
     (e.start.0..e.end().0).for_each(|b| assert_eq!(taken[b as usize].swap(0, SeqCst), 1, "block {b}"));
 }
 
-/// Threads that allocate, apply and free at random, with checkpoints between: no block has two
+/// Threads allocate, apply and free blocks at random, with checkpoints in between. No block has two
 /// owners, and none is lost.
 #[test]
 fn many_threads() {
     let geometry = plan(2 * GROUP_BLOCKS + 1000, 20000);
     let alloc = Arc::new(Alloc::format(&geometry));
-    // Nearly full, so that the threads compete for the last blocks.
+    // The image is nearly full, so that the threads compete for the last blocks.
     let room = alloc.reserve_data(2000).unwrap();
     while let Ok(e) = alloc.alloc_data(BlockNo(0), 5000, None) {
         alloc.apply_alloc(e).unwrap();
@@ -750,7 +754,7 @@ fn what_is_given_back_as_a_promise_is_nobody_elses() {
     assert_eq!(alloc.alloc_data(BlockNo(0), 5, None).unwrap(), e);
 }
 
-/// Reason 9 of the crate's documentation.
+/// Tests reason 9 of the crate's documentation.
 #[test]
 fn blocks_that_a_resize_added_are_free_only_once_its_checkpoint_is_written() {
     let geometry = plan(SMALLEST, 1024);
@@ -809,7 +813,7 @@ fn no_copy_of_the_superblock_is_handed_out_and_the_old_last_block_is_free_after_
     alloc.grow(&new);
     checkpoint(&alloc, &device, &mut generation);
     taken.extend(fill(&alloc));
-    assert!(over_copy(&taken, BlockNo(GROUP_BLOCKS - 1)), "it is a block like any other");
+    assert!(over_copy(&taken, BlockNo(GROUP_BLOCKS - 1)), "files may use the old last block");
     assert!(new.copies().all(|copy| !over_copy(&taken, copy)));
     checkpoint(&alloc, &device, &mut generation);
     let loaded = Alloc::load(&device, &new, Generation(generation.0 - 1)).unwrap();

@@ -1,24 +1,25 @@
-//! The bits of one group, a word at a time.
+//! The bitmap of one group, processed a word at a time.
 //!
-//! Bit `i` is bit `i % 64` of word `i / 64`. Stored as little-endian words, this is the bit order
-//! of the format. The caller defines the meaning of a bit.
+//! Bit `i` is bit `i % 64` of word `i / 64`. With the words stored in little-endian order, this is
+//! the bit order of the format. The caller defines the meaning of a bit.
 
 use kedge_base::BLOCK_SIZE;
 use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::node::NODE_BLOCKS;
 
-/// Bits of a bitmap.
+/// Number of bits of a bitmap.
 pub(crate) const BITS: u32 = GROUP_BLOCKS as u32;
 const WORDS: usize = (BITS / 64) as usize;
 
-/// Lowest bit of every node slot of a word.
+/// The lowest bit of each node slot in a word.
 const SLOT_BITS: u64 = 0x1111_1111_1111_1111;
 const _: () = assert!(NODE_BLOCKS == 4 && WORDS * 8 == BLOCK_SIZE);
 
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Bitmap([u64; WORDS]);
 
-/// The words that `[start, start + len)` touches, each with the mask of the bits it covers there.
+/// Returns the words that overlap `[start, start + len)`, each with a mask of the bits of the
+/// range.
 fn words(start: u32, len: u32) -> impl Iterator<Item = (usize, u64)> {
     assert!(len <= BITS && start <= BITS - len, "range inside the group");
     let end = start + len;
@@ -68,7 +69,7 @@ impl Bitmap {
         words(start, len).for_each(|(w, mask)| self.0[w] &= !mask);
     }
 
-    /// First set bit of the range.
+    /// Returns the first set bit of the range.
     pub(crate) fn first_set(&self, start: u32, len: u32) -> Option<u32> {
         words(start, len).find_map(|(w, mask)| {
             let hit = self.0[w] & mask;
@@ -76,7 +77,7 @@ impl Bitmap {
         })
     }
 
-    /// First clear bit of the range.
+    /// Returns the first clear bit of the range.
     pub(crate) fn first_clear(&self, start: u32, len: u32) -> Option<u32> {
         words(start, len).find_map(|(w, mask)| {
             let hit = !self.0[w] & mask;
@@ -88,18 +89,18 @@ impl Bitmap {
         words(start, len).map(|(w, mask)| (self.0[w] & mask).count_ones()).sum()
     }
 
-    /// First clear bit of `[from, end)`, `end` if there is none.
+    /// Returns the first clear bit of `[from, end)`, or `end` if there is none.
     pub(crate) fn next_clear(&self, from: u32, end: u32) -> u32 {
         self.next(from, end, u64::MAX)
     }
 
-    /// First set bit of `[from, end)`, `end` if there is none.
+    /// Returns the first set bit of `[from, end)`, or `end` if there is none.
     pub(crate) fn next_set(&self, from: u32, end: u32) -> u32 {
         self.next(from, end, 0)
     }
 
-    /// First set bit of the words combined with `flip` by exclusive or. A search spends most of its
-    /// time here, hence the explicit loop.
+    /// Returns the first bit that is set after exclusive or of its word with `flip`. A search
+    /// spends most of its time here, hence the explicit loop.
     fn next(&self, from: u32, end: u32, flip: u64) -> u32 {
         assert!(end <= BITS, "range inside the group");
         if from >= end {
@@ -117,8 +118,8 @@ impl Bitmap {
         (word as u32 * 64 + hit.trailing_zeros()).min(end)
     }
 
-    /// The start of the run of clear bits that ends at `to` (exclusive). Searches back as far as
-    /// the word that holds `limit`.
+    /// Returns the start of the run of clear bits that ends at `to` (exclusive). Searches no
+    /// further back than the word with bit `limit`.
     pub(crate) fn clear_run_before(&self, to: u32, limit: u32) -> u32 {
         let mut at = to;
         while at > limit {
@@ -133,7 +134,8 @@ impl Bitmap {
         at
     }
 
-    /// First node slot (an aligned run of clear bits) at or after `from`, which is aligned too.
+    /// Returns the first node slot (an aligned run of clear bits) at or after `from`, which must be
+    /// aligned.
     pub(crate) fn next_clear_slot(&self, from: u32) -> Option<u32> {
         debug_assert!(from.is_multiple_of(NODE_BLOCKS as u32));
         let mut mask = u64::MAX << (from % 64);
@@ -148,7 +150,7 @@ impl Bitmap {
         None
     }
 
-    /// The union with `other`.
+    /// Returns the union with `other`.
     pub(crate) fn or(&self, other: &Bitmap) -> Bitmap {
         let mut out = self.clone();
         out.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a |= b);

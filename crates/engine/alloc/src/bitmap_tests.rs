@@ -1,7 +1,7 @@
 use super::*;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-/// Every function against its definition, bit by bit.
+/// Compares every function with a definition that examines one bit at a time.
 #[test]
 fn words_agree_with_bits() {
     for seed in 0..40u64 {

@@ -1,9 +1,10 @@
-//! The groups of an image, in an array that grows while other threads read it.
+//! The groups of an image, in an array that can grow while other threads read it.
 //!
-//! The groups that the image has at its opening are in one slice. Each further part is as long as
-//! all parts before it, so the number of parts is bounded, and a reader finds a group without a
-//! lock. A part is made when the image first grows into it; the groups of it that the image does
-//! not have yet are owned by the format. Nothing is removed.
+//! The first part is a slice with the groups that the image has when it is opened. Each further
+//! part is as long as all parts before it together. So the number of parts is bounded, and a reader
+//! finds a group without a lock. A part is allocated when the image first grows into it. Groups of
+//! the part that the image does not have yet are marked as owned by the format. Parts are never
+//! removed.
 
 use crate::bitmap::{BITS, Bitmap};
 use crate::group::{Group, GroupCell};
@@ -12,7 +13,7 @@ use kedge_base::atomic::{AtomicU64, Ordering::SeqCst};
 use kedge_format::alloc::GROUP_BLOCKS;
 use std::sync::{Arc, OnceLock};
 
-/// Parts after the first: enough for the largest image, whatever its first size.
+/// Number of parts after the first: enough for the largest image, whatever its initial size.
 const PARTS: usize = 24;
 
 pub(crate) struct Cells {
@@ -27,7 +28,7 @@ impl Cells {
         Cells { first, more: Default::default(), len }
     }
 
-    /// Groups of the image.
+    /// Returns the number of groups of the image.
     pub(crate) fn len(&self) -> u64 {
         self.len.load(SeqCst)
     }
@@ -46,14 +47,15 @@ impl Cells {
         (0..self.len()).map(|g| self.get(g))
     }
 
-    /// The part that holds group `g`, which is not in the first slice, and the part's first group.
+    /// Returns the part that contains group `g`, which is not in the first slice, and the part's
+    /// first group.
     fn part_of(&self, g: u64) -> (usize, u64) {
         let first = self.first.len() as u64;
         let part = (g / first).ilog2();
         (part as usize, first << part)
     }
 
-    /// Makes `len` groups accessible. New ones are owned by the format as a whole.
+    /// Makes the first `len` groups accessible. New groups are owned by the format as a whole.
     pub(crate) fn make(&self, len: u64) {
         let full = {
             let mut bitmap = Bitmap::new();
@@ -72,7 +74,7 @@ impl Cells {
         }
     }
 
-    /// Sets the number of groups that searches look at.
+    /// Sets the number of groups that searches use.
     pub(crate) fn set_len(&self, len: u64) {
         self.make(len);
         self.len.store(len, SeqCst);

@@ -1,8 +1,8 @@
-//! Freezing the owned bitmaps at a checkpoint's cut, and writing them.
+//! Freezes the owned bitmaps at a checkpoint's cut, and prepares their writes.
 //!
 //! The cut holds the exclusive epoch guard, so no `apply_*`, `alloc_node` or `free_node` runs.
-//! Searches, promises and refills may run, since they change only `busy`. Freezing shares the
-//! bitmaps that changed; a later change copies the bitmap first.
+//! Searches, promises and refills may run, because they change only `busy`. A freeze takes shared
+//! references to the bitmaps that changed; a later change copies the bitmap first.
 //!
 //! Crash argument: see "Copies" in the crate's documentation.
 
@@ -14,19 +14,20 @@ use kedge_format::alloc::{self as format, GroupEntry, INDEX_ENTRIES};
 use kedge_format::superblock::{Geometry, Superblock};
 use std::sync::{Arc, OnceLock};
 
-/// Blocks of one write at most (1 MiB).
+/// Maximum number of blocks in one write (1 MiB).
 const WRITE_BLOCKS: usize = 256;
 
-/// The owned bitmaps at a cut. Ends in [`Alloc::written`] or [`Alloc::abandon`].
+/// The owned bitmaps at a cut. The caller must pass the value to [`Alloc::written`] or
+/// [`Alloc::abandon`].
 #[must_use = "ends in Alloc::written or Alloc::abandon"]
 pub struct FrozenAlloc {
     geometry: Arc<Geometry>,
-    /// Blocks that become free with this checkpoint, because it makes the image larger.
+    /// Blocks that a resize added; they become free once this checkpoint is durable.
     added: Vec<Extent>,
-    /// The groups that changed, ascending.
+    /// The groups that changed, in ascending order.
     groups: Vec<FrozenGroup>,
-    /// The index of the last durable checkpoint. `index` is the same with the entries of the
-    /// changed groups, computed on first use.
+    /// The index of the last durable checkpoint. `index` is a copy with new entries for the groups
+    /// that changed, computed at its first use.
     base: Durable,
     index: OnceLock<Arc<Vec<GroupEntry>>>,
     slot: OnceLock<usize>,
@@ -37,7 +38,8 @@ pub struct FrozenAlloc {
 #[derive(Clone)]
 pub(crate) struct Durable {
     pub index: Arc<Vec<GroupEntry>>,
-    /// The slot of that index area; `None` before the first checkpoint of a new image.
+    /// The superblock slot to which the index area belongs; `None` before the first checkpoint of a
+    /// new image.
     pub slot: Option<usize>,
 }
 
@@ -48,23 +50,23 @@ struct FrozenGroup {
 }
 
 impl FrozenAlloc {
-    /// Blocks not owned at the cut, for the superblock.
+    /// Returns the number of blocks that were not owned at the cut, for the superblock.
     pub fn free_blocks(&self) -> u64 {
         self.free_blocks
     }
 
-    /// The geometry that the checkpoint writes.
+    /// Returns the geometry that the checkpoint writes.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// Groups whose bitmaps are written.
+    /// Returns the number of groups whose bitmaps are written.
     pub fn groups(&self) -> usize {
         self.groups.len()
     }
 
-    /// The index that the checkpoint writes. It needs checksums, so it is computed outside of the
-    /// cut.
+    /// Returns the index that the checkpoint writes. It contains checksums of bitmaps, so it is not
+    /// computed during the cut.
     fn index(&self) -> &Arc<Vec<GroupEntry>> {
         self.index.get_or_init(|| {
             let mut index = self.base.index.to_vec();
@@ -82,13 +84,13 @@ impl FrozenAlloc {
         })
     }
 
-    /// The writes of the checkpoint of `generation`, with neighbours merged: the changed bitmaps
-    /// into the copies that the last durable checkpoint does not use, and the index area of the
-    /// generation's slot.
+    /// Returns the writes of the checkpoint of `generation`, with adjacent blocks merged. The
+    /// changed bitmaps are written to the copies that the last durable checkpoint does not use, and
+    /// the index to the area of the generation's slot.
     ///
-    /// The slot must not be that of the last durable checkpoint, whose index would be overwritten
-    /// before the new superblock is durable. So a generation is skipped after an abandoned
-    /// checkpoint.
+    /// That slot must differ from the slot of the last durable checkpoint, whose index would
+    /// otherwise be overwritten before the new superblock is durable. So a generation is skipped
+    /// after an abandoned checkpoint.
     pub fn writes(&self, uuid: uuid::Uuid, generation: Generation) -> Vec<(BlockNo, IoBuf)> {
         let slot = *self.slot.get_or_init(|| Superblock::slot_of(generation));
         assert!(slot == Superblock::slot_of(generation), "a frozen state is of one generation");
@@ -125,11 +127,11 @@ impl FrozenAlloc {
 }
 
 impl Alloc {
-    /// Shares the bitmaps that changed since the last freeze. Called under the exclusive epoch
-    /// guard, for one checkpoint at a time.
+    /// Takes shared references to the bitmaps that changed since the last freeze. Called under the
+    /// exclusive epoch guard, for one checkpoint at a time.
     pub fn freeze(&self) -> FrozenAlloc {
-        // Two in flight could write the same copy, the second of them while a durable superblock
-        // already refers to it.
+        // Two checkpoints in flight could write the same copy, the second one while a durable
+        // superblock already refers to that copy.
         assert!(
             !self.in_flight.swap(true, SeqCst),
             "the last frozen state was neither written nor abandoned"
@@ -156,8 +158,8 @@ impl Alloc {
         }
     }
 
-    /// The superblock of the frozen state's checkpoint is durable: its copies become the current
-    /// ones.
+    /// Called when the superblock of the frozen state's checkpoint is durable: the copies that it
+    /// wrote become the current ones.
     pub fn written(&self, frozen: FrozenAlloc) {
         let slot = *frozen.slot.get().expect("its writes were requested");
         *self.durable.lock() = Durable { index: frozen.index().clone(), slot: Some(slot) };
@@ -165,9 +167,9 @@ impl Alloc {
         self.release_added(frozen.added);
     }
 
-    /// The checkpoint failed: marks the groups that it would have written dirty again. Its copies
-    /// and its slot stay unused, even if some of them were written. The generation of the next
-    /// checkpoint must fall on the same slot (see [`FrozenAlloc::writes`]).
+    /// Called when the checkpoint has failed: marks its groups dirty again. The copies and the slot
+    /// that it would have written stay unused, even if some were written. The generation of the
+    /// next checkpoint must use the same slot (see [`FrozenAlloc::writes`]).
     pub fn abandon(&self, frozen: FrozenAlloc) {
         for frozen in &frozen.groups {
             self.with_group(frozen.group, |group| group.dirty = true);

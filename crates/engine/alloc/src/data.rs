@@ -1,4 +1,4 @@
-//! Blocks for file data: promises, placement, and the frees that wait for a durable log.
+//! Blocks for file data: promises, placement, and frees that wait until the log is durable.
 
 use crate::bitmap::BITS;
 use crate::group::CONTINUE_MIN;
@@ -12,30 +12,30 @@ use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::node::NODE_BLOCKS;
 use std::collections::VecDeque;
 
-/// A search ends at a run of this length (4 MiB).
+/// Number of blocks of a good run, at which a search ends (4 MiB).
 const GOOD_RUN: u64 = 1024;
-/// Groups that are searched for a good run before a short one near the goal is taken.
+/// Number of groups that are searched for a good run before a short run near the goal is taken.
 const GOOD_GROUPS: u32 = 4;
-/// How often a data reservation takes blocks from the pool before it gives up, because other
-/// threads took them first.
+/// Number of attempts of a data reservation to take blocks from the node pool. After these it
+/// fails, because other threads took the blocks first each time.
 const SHRINK_TRIES: u32 = 16;
-/// This many directories with neighbouring inode numbers share a group, so that a tree of small
-/// directories is written in one place.
+/// Number of directories with neighbouring inode numbers that share a group. A tree of small
+/// directories is then written close together.
 const DIRS_TOGETHER: u64 = 64;
-/// At most one block in this many of the data area, and at least this many blocks, can be set aside
-/// as bad.
+/// The limit of blocks in quarantine: a fraction of the data area, 1 / `BAD_PART`, but not less
+/// than `BAD_MIN` blocks.
 const BAD_PART: u64 = 64;
 const BAD_MIN: u64 = 256;
-/// Groups that are tried for a directory before a nearly full one is taken.
+/// Number of groups that are tried for a directory before a nearly full group is taken.
 const DIR_GROUPS: u64 = 16;
 
-/// Frees of data that are not durable, by the end LSN of their record.
+/// Frees of data whose records are not durable, by the end LSN of the record.
 pub(crate) struct Pending {
-    /// In ascending order. Threads free nearly in the order of their records, so inserting a late
-    /// entry a few places from the end is cheaper than a tree.
+    /// The frees in ascending order. Threads free nearly in the order of their records, so
+    /// inserting a late entry near the end of a queue is cheaper than keeping a tree.
     by_lsn: Mutex<VecDeque<(Lsn, Extent)>>,
-    /// Lowest LSN in the queue; `u64::MAX` when it is empty. `durable` returns without the lock if
-    /// this is higher.
+    /// Lowest LSN in the queue; `u64::MAX` when the queue is empty. If this is higher than the
+    /// durable LSN, `durable` returns without taking the lock.
     oldest: AtomicU64,
     durable: AtomicU64,
     blocks: AtomicU64,
@@ -65,16 +65,16 @@ impl Pending {
         self.oldest.fetch_min(end_lsn.0, SeqCst);
     }
 
-    /// All frees that wait.
+    /// Returns all frees in the queue.
     pub(crate) fn extents(&self) -> Vec<Extent> {
         self.by_lsn.lock().iter().map(|(_, extent)| *extent).collect()
     }
 
-    /// Removes and returns the frees that are durable at `lsn`, or at the highest LSN seen so far.
+    /// Removes and returns the frees that are durable at `lsn` or at the highest LSN passed so far.
     ///
-    /// Beside a concurrent `push`, either this thread sees the new `oldest`, or the pushing thread,
-    /// which checks `durable` after its push, sees the new `durable`. So no free stays in the queue
-    /// when the log becomes idle.
+    /// With a concurrent `push`, either this thread sees the new `oldest`, or the pushing thread
+    /// sees the new `durable`, which it checks after its push. So no free stays in the queue when
+    /// the log becomes idle.
     fn due(&self, lsn: Lsn) -> Vec<Extent> {
         let lsn = self.durable.fetch_max(lsn.0, SeqCst).max(lsn.0);
         if self.oldest.load(SeqCst) > lsn {
@@ -93,7 +93,7 @@ impl Alloc {
         assert!(!self.replaying.load(SeqCst), "a loaded allocator serves data only after replay_done");
     }
 
-    /// Promises `blocks` blocks for data that is placed later.
+    /// Promises `blocks` blocks for data that is placed later. Fails with [`Error::NoSpace`].
     pub fn reserve_data(&self, blocks: u64) -> Result<DataReservation> {
         self.assert_live();
         for _ in 0..SHRINK_TRIES {
@@ -108,14 +108,14 @@ impl Alloc {
         Err(Error::NoSpace)
     }
 
-    /// Blocks that [`Alloc::reserve_data`] would grant now.
+    /// Returns the number of blocks that [`Alloc::reserve_data`] would grant now.
     pub fn available_data(&self) -> u64 {
         let pool = self.pool.counts();
         let lack = if self.refill_stuck.load(SeqCst) { 0 } else { pool.lack * NODE_BLOCKS };
         (self.space.available() + pool.surplus * NODE_BLOCKS).saturating_sub(lack)
     }
 
-    /// [`Alloc::available_data`] as it would be if all records, and then a checkpoint, were
+    /// Returns what [`Alloc::available_data`] would be if all records, and then a checkpoint, were
     /// durable, and no operation and no discard were running.
     pub fn available_soon(&self) -> u64 {
         let lack = if self.refill_stuck.load(SeqCst) { 0 } else { self.pool.counts().lack * NODE_BLOCKS };
@@ -123,18 +123,18 @@ impl Alloc {
         (self.space.available() + pool + self.pending.blocks() + self.claimed()).saturating_sub(lack)
     }
 
-    /// [`Alloc::available_data`] as it would be if a checkpoint with its cut now were durable.
+    /// Returns what [`Alloc::available_data`] would be if a checkpoint with its cut now were
+    /// durable.
     pub fn available_after_checkpoint(&self) -> u64 {
         self.space.available() + self.pool.surplus_after_checkpoint() * NODE_BLOCKS
     }
 
-    /// Places up to `want` blocks as one run inside one group: at `goal` if that is free, else near
-    /// it.
+    /// Places up to `want` blocks as one run inside one group: at `goal` if that is free, otherwise
+    /// near it.
     ///
-    /// Takes blocks from `reservation` first and the rest from the unpromised space. Without a
-    /// reservation, or with an empty one, the call may fail with NoSpace; otherwise it places at
-    /// least one block. The run is busy and belongs to the caller until `apply_alloc` or
-    /// `release_data`.
+    /// Takes blocks from `reservation` first and then from unpromised space. Without a reservation,
+    /// or with an empty one, the call may fail with NoSpace; otherwise it places at least one
+    /// block. The run is busy and belongs to the caller until `apply_alloc` or `release_data`.
     pub fn alloc_data(
         &self,
         goal: BlockNo,
@@ -166,15 +166,16 @@ impl Alloc {
         Ok(extent)
     }
 
-    /// Frees a run, or a part of one, that no record has taken.
+    /// Frees a run, or a part of one, that no record has allocated.
     pub fn release_data(&self, extent: Extent) {
         trace::note(|| Event::Unplaced(extent));
         self.freed(self.release(extent));
     }
 
-    /// [`Alloc::release_data`] for blocks that were placed from a promise. Renews the promise, and
-    /// no other caller can take the blocks in between. Blocks beyond the limit of a shrink do not
-    /// become free: others take their place. `None` without the promise, if there are not as many.
+    /// Does what [`Alloc::release_data`] does, for blocks that were placed from a promise, and
+    /// renews the promise; no other caller can take the blocks in between. Blocks beyond the limit
+    /// of a shrink do not become free, so other free blocks replace them. Returns `None`, without a
+    /// promise, if there are not enough.
     pub fn unplace_data(&self, extent: Extent) -> Option<DataReservation> {
         trace::note(|| Event::Unplaced(extent));
         let freed = self.release(extent);
@@ -186,10 +187,10 @@ impl Alloc {
         Some(DataReservation::taken(self.space.clone(), all))
     }
 
-    /// Puts blocks whose writes failed into quarantine. They stay with their owner; once free, they
-    /// are not allocated again while the image is open. The caller owns them, through placement or
-    /// an extent. Returns false if too many are in quarantine already, so that the device as a
-    /// whole is at fault.
+    /// Puts blocks whose writes failed into quarantine. They keep their owner; once they are free,
+    /// they are not allocated again while the image is open. The caller must own the blocks,
+    /// through placement or an extent. Returns false if too many blocks are in quarantine already,
+    /// which means that the device as a whole is faulty.
     pub fn quarantine(&self, extent: Extent) -> bool {
         let limit = ((self.total() - self.geometry.data_start.0) / BAD_PART).max(BAD_MIN);
         let mut bad = self.bad.lock();
@@ -201,13 +202,13 @@ impl Alloc {
         true
     }
 
-    /// Blocks in quarantine.
+    /// Returns the number of blocks in quarantine.
     pub fn bad_blocks(&self) -> u64 {
         self.bad_count.load(SeqCst)
     }
 
-    /// Blocks in quarantine that no record owns: the bitmaps mark them free, but they are not
-    /// available.
+    /// Returns the number of blocks in quarantine that no record owns. The bitmaps mark these
+    /// blocks free, but they are not available.
     pub(crate) fn bad_unowned(&self) -> u64 {
         if self.bad_blocks() == 0 {
             return 0;
@@ -220,8 +221,8 @@ impl Alloc {
         bad.iter().filter(|block| !owned(block)).count() as u64
     }
 
-    /// Frees busy blocks that have no holder left, except those in quarantine and those beyond the
-    /// limit of a shrink. Returns the number of those that became free.
+    /// Frees busy blocks that nothing uses any more, except those in quarantine and those beyond
+    /// the limit of a shrink. Returns how many became free.
     fn release(&self, extent: Extent) -> u64 {
         if self.bad_blocks() == 0 {
             return self.release_run(extent);
@@ -242,7 +243,7 @@ impl Alloc {
         pieces.map(|(g, bit, len)| self.with_group(g, |group| group.release(bit, len)) as u64).sum()
     }
 
-    /// Marks the blocks owned, for a record that takes them.
+    /// Marks the blocks owned, for a record that allocates them.
     pub fn apply_alloc(&self, extent: Extent) -> Result<()> {
         let replay = self.replaying.load(SeqCst);
         for (g, bit, len) in self.named_pieces(extent)? {
@@ -253,7 +254,7 @@ impl Alloc {
         Ok(())
     }
 
-    /// Frees the blocks for a record that ends at `end_lsn`: they are no longer owned, and stay
+    /// Frees the blocks for a record that ends at `end_lsn`. They are no longer owned, but stay
     /// busy until the record is durable.
     pub fn apply_free(&self, extent: Extent, end_lsn: Lsn) -> Result<()> {
         let replay = self.replaying.load(SeqCst);
@@ -266,7 +267,7 @@ impl Alloc {
             self.freed(freed as u64);
         }
         if !replay {
-            // Broken on purpose: the free counts as durable at once.
+            // Broken on purpose: the record counts as durable at once.
             let end_lsn = if broken::is(Variant::ReuseFreedBlock) { Lsn(0) } else { end_lsn };
             self.pending.push(extent, end_lsn);
             self.release_due(Lsn(0));
@@ -274,8 +275,8 @@ impl Alloc {
         Ok(())
     }
 
-    /// The log is durable up to `lsn`: makes data reusable that records ending at or below it have
-    /// freed.
+    /// Called when the log is durable up to `lsn`: makes data blocks reusable that were freed by
+    /// records ending at or below `lsn`.
     pub fn durable(&self, lsn: Lsn) {
         self.release_due(lsn);
     }
@@ -288,14 +289,14 @@ impl Alloc {
         self.freed(released);
     }
 
-    /// Where the search for a file's first blocks starts. Directories are spread over the groups;
-    /// the files of one directory are placed together, one after another.
+    /// Returns where the search for a file's first blocks starts. Directories are spread over the
+    /// groups; the files of one directory are placed together, one after another.
     pub fn goal_for(&self, ino: Ino, dir: Ino) -> BlockNo {
         let (first, last) = (self.locate(BlockNo(0)).0, self.cells.len() - 1);
         let count = last - first + 1;
         let key = if dir.0 != 0 { dir.0 } else { ino.0 } / DIRS_TOGETHER;
-        // Fibonacci hashing puts neighbouring keys far apart, so that directories do not grow into
-        // each other.
+        // Fibonacci hashing maps neighbouring keys to distant groups, so that directories do not
+        // grow into each other.
         let home = ((key.wrapping_mul(0x9E37_79B9_7F4A_7C15) as u128 * count as u128) >> 64) as u64;
         let roomy = |g: &u64| self.cells.get(*g).free() >= BITS / 8;
         let g = (0..count.min(DIR_GROUPS)).map(|i| first + (home + i) % count).find(roomy);
@@ -303,7 +304,8 @@ impl Alloc {
         BlockNo(g * GROUP_BLOCKS + self.cells.get(g).cursor() as u64)
     }
 
-    /// Finds a place for up to `want` blocks. They were taken from the space, so a place exists.
+    /// Finds a run of up to `want` blocks. The caller has taken them from the space, so a run
+    /// exists.
     fn place(&self, goal: BlockNo, want: u32) -> Extent {
         let (home, bit) = self.locate(goal);
         let good = if self.cells.len() == 1 { 1 } else { want.min(GOOD_RUN as u32) };
@@ -342,9 +344,9 @@ impl Alloc {
         self.place_under_all_locks(want)
     }
 
-    /// A run of at least `min` and at most `want` blocks in group `g`, at or after `from` or the
-    /// group's cursor. A run right at `from` may be shorter, if it is long enough to continue a
-    /// file.
+    /// Takes a run of at least `min` and at most `want` blocks in group `g`, at or after `from` or
+    /// the group's cursor. A run that starts exactly at `from` may be shorter than `min` if it is
+    /// long enough to continue a file.
     fn place_in(&self, g: u64, from: Option<u32>, want: u32, min: u32) -> Option<Extent> {
         if self.cells.get(g).free() == 0 {
             return None;
@@ -359,9 +361,10 @@ impl Alloc {
         })
     }
 
-    /// The search above can miss the promised block: the block may be freed in a group that was
-    /// already searched, while another thread takes the block ahead. Another search might miss it
-    /// again, without bound. With all locks held, nothing changes.
+    /// Finds a run while holding the locks of all groups. The search in `place` can miss a promised
+    /// block: the block may be freed in a group that was already searched, while another thread
+    /// takes a block further on. A repeated search could miss again, without bound. While all locks
+    /// are held, nothing changes.
     fn place_under_all_locks(&self, want: u32) -> Extent {
         let mut passed = Vec::with_capacity(self.cells.len() as usize);
         for (g, cell) in self.cells.iter().enumerate() {

@@ -1,17 +1,17 @@
 //! Discards of free blocks.
 //!
 //! A discard may leave any contents in a block. So it is safe exactly where a write of other bytes
-//! would be: on a block that is not busy (the crate's documentation lists why a free block may
-//! still be busy) and that is not allocated meanwhile. Therefore a run is made busy for the time of
-//! its discard. Its blocks are taken from the available space, and never more than half of that:
-//! the rest is for operations that need a block now. An operation that finds no space waits for the
-//! claimed runs ([`Alloc::wait_for_claims`]), since the image is not full but only looks full for a
-//! moment.
+//! would be safe: on a block that is not busy (the crate's documentation lists why a free block may
+//! still be busy) and that no thread allocates during the discard. Therefore a run is busy during
+//! its discard. Its blocks are taken from the available space, but at most half of that space: the
+//! rest is for operations that need a block now. An operation that finds no space waits for the
+//! claimed runs ([`Alloc::wait_for_claims`]), because the image only appears full until the
+//! discards end.
 //!
 //! # Fresh frees
-//! With [`Alloc::watch_frees`] each group marks blocks that become free. A pass over these marks
-//! discards only what was freed since the last pass. The marks are hints in memory: a crash loses
-//! them, and a whole pass finds all free blocks.
+//! With [`Alloc::watch_frees`] each group marks blocks that become free. A pass over the marked
+//! blocks discards only blocks that were freed since the last pass. The marks exist in memory only:
+//! a crash loses them, and a pass over all free blocks still finds everything.
 
 use crate::Alloc;
 use crate::bitmap::BITS;
@@ -19,24 +19,24 @@ use kedge_base::{BlockNo, Extent};
 use kedge_format::alloc::GROUP_BLOCKS;
 use std::ops::Range;
 
-/// Which free blocks a discard is for.
+/// The set of free blocks that a discard considers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Which {
     All,
-    /// Blocks that became free since they were last claimed for a discard.
+    /// Blocks that became free since they were last discarded.
     Fresh,
 }
 
 impl Alloc {
-    /// Starts or stops the marking of blocks that become free, in all groups.
+    /// Starts or stops marking blocks that become free, in all groups.
     pub fn watch_frees(&self, on: bool) {
         for cell in self.cells.iter() {
             cell.lock().watch_frees(on);
         }
     }
 
-    /// Makes the first free run of at least `min` blocks in `[from, end)`, or a part of it, busy
-    /// for a discard. The caller returns the run through [`Alloc::end_claim`].
+    /// Finds the first free run of at least `min` blocks in `range`, and makes it, or a part of it,
+    /// busy for a discard. The caller returns the claimed run through [`Alloc::end_claim`].
     pub fn claim_free(&self, range: Range<BlockNo>, min: u64, which: Which) -> Option<Extent> {
         let mut at = range.start.0.max(self.geometry.data_start.0);
         let end = range.end.0.min(self.total());
@@ -65,7 +65,8 @@ impl Alloc {
         None
     }
 
-    /// Returns a run of [`Alloc::claim_free`]. `discarded`: the run no longer counts as fresh.
+    /// Returns a run of [`Alloc::claim_free`]. If it was `discarded`, its blocks lose their fresh
+    /// marks.
     pub fn end_claim(&self, extent: Extent, discarded: bool) {
         let mut freed = 0;
         for (g, bit, len) in self.pieces(extent).expect("it was claimed") {
@@ -82,7 +83,7 @@ impl Alloc {
         self.unclaimed.notify_all();
     }
 
-    /// Waits until a run that is being discarded is returned. Returns false if there is none.
+    /// Waits until a run that is being discarded is returned. Returns false if no run is.
     pub fn wait_for_claims(&self) -> bool {
         let mut claims = self.claims.lock();
         let some = *claims > 0;
@@ -92,12 +93,13 @@ impl Alloc {
         some
     }
 
-    /// Blocks that are being discarded.
+    /// Returns the number of blocks that are being discarded.
     pub(crate) fn claimed(&self) -> u64 {
         *self.claims.lock()
     }
 
-    /// Blocks whose frees wait for the log, for an engine that is broken on purpose.
+    /// Returns the blocks whose frees wait for the log. Only for an engine that is broken on
+    /// purpose.
     pub fn pending_frees(&self) -> Vec<Extent> {
         self.pending.extents()
     }

@@ -1,23 +1,23 @@
 //! One allocation group: its bitmaps, and the search for free runs.
 //!
 //! # Invariants (under the group's lock)
-//! 1. `owned` ⊆ `busy`; `nodes` ⊆ `busy` \ `owned`; in replay `held` ⊆ `busy`; `fenced` ⊆ `busy` \
-//!    `owned` \ `nodes`, at or after `fence`. No free bit is at or after `fence`.
-//! 2. `free` and `owned_free` are the clear bits of `busy` and `owned`.
-//! 3. No free bit is below `low`. No free slot exists if `slots_none`. No free run is longer than
-//!    `run_max`. Allocating leaves this bound too high, freeing raises it, and the *sweep* lowers
-//!    it: no free run that ends below `swept` is longer than `swept_max`, so once `swept` reaches
-//!    the end, `swept_max` is the new bound.
+//! 1. `owned` ⊆ `busy`; `nodes` ⊆ `busy` \ `owned`; during replay `held` ⊆ `busy`; `fenced` ⊆
+//!    `busy` \ `owned` \ `nodes`, at or after `fence`. No bit at or after `fence` is free.
+//! 2. `free` and `owned_free` are the numbers of clear bits in `busy` and `owned`.
+//! 3. No free bit is below `low`. If `slots_none` is set, no node slot is free. No free run is
+//!    longer than `run_max`. Allocations may leave `run_max` too high, a free raises it, and the
+//!    *sweep* lowers it: no free run that ends below `swept` is longer than `swept_max`, so when
+//!    `swept` reaches the end of the group, `swept_max` becomes the new bound.
 //!
 //! # Search
-//! A search examines [`RUNS_MAX`] runs after the goal and the same number at the group's front, and
-//! advances the sweep by that number. So a checkerboard of holes costs microseconds instead of a
-//! scan of 16 thousand holes, and `run_max` spares later searches what they cannot find. A full
-//! word costs one comparison, so a nearly full group costs 512.
+//! A search examines [`RUNS_MAX`] runs after the goal and [`RUNS_MAX`] runs at the group's front,
+//! and advances the sweep by as many. So in a checkerboard of holes a search takes microseconds
+//! instead of scanning 16 thousand holes, and `run_max` stops later searches for runs that do not
+//! exist. A full word costs one comparison, so a nearly full group costs at most 512.
 //!
-//! The alternative was trees of free extents. They would find the best fit, but take a node of
-//! memory for each hole, and pointer chasing where blocks are allocated one at a time. A bitmap has
-//! to be written anyway.
+//! The rejected alternative is trees of free extents. They would find the best fit, but need a tree
+//! node in memory for each hole, and follow pointers even where blocks are allocated one at a time.
+//! A bitmap has to be written in any case.
 
 use crate::bitmap::{BITS, Bitmap};
 use crate::held::Held;
@@ -28,36 +28,37 @@ use kedge_format::node::NODE_BLOCKS;
 use std::sync::Arc;
 
 const SLOT: u32 = NODE_BLOCKS as u32;
-/// Runs that a search examines in each place, and by which it advances the sweep.
+/// Number of runs that a search examines at the goal and at the front, and by which it advances the
+/// sweep.
 const RUNS_MAX: u32 = 128;
-/// How far `release` searches for the ends of the run that it creates. A longer run counts as all
-/// free blocks of the group.
+/// Number of blocks on each side in which `release` searches for the ends of the run that it
+/// creates. If the run is longer, its length is estimated as all free blocks of the group.
 const MERGE_MAX: u32 = 2048;
-/// A run right at the goal is taken if it has at least this length (64 KiB), even if there are
+/// A run exactly at the goal is taken if it has at least this length (64 KiB), even if there are
 /// longer runs further on, because it continues the preceding data without a seek.
 pub(crate) const CONTINUE_MIN: u32 = 16;
-/// Node slots are claimed in runs of at least this many (1 MiB) while such runs exist.
+/// Node slots are claimed in runs of at least this number of slots (1 MiB) while such runs exist.
 pub(crate) const SLOT_RUN: u32 = 64;
 
 #[derive(Clone)]
 pub(crate) struct Group {
     first: BlockNo,
-    /// The bitmap that the next checkpoint writes. Shared with a frozen checkpoint until it is
-    /// changed or the checkpoint ends.
+    /// The bitmap that the next checkpoint writes. A frozen checkpoint shares it until a bit
+    /// changes or the checkpoint ends.
     pub owned: Arc<Bitmap>,
-    /// Shares `owned` until a bit differs, which halves the memory of unused groups.
+    /// The same bitmap as `owned` until a bit differs, which halves the memory of unused groups.
     busy: Arc<Bitmap>,
-    /// Slots in the pool and deferred slots: busy, not owned.
+    /// Blocks of slots in the pool and of deferred slots: busy, but not owned.
     nodes: Option<Box<Bitmap>>,
-    /// Blocks that became free since they were last discarded, while frees are watched. The mark of
-    /// a busy block has no meaning until the block is free.
+    /// Blocks that became free since they were last discarded; only while frees are watched. The
+    /// mark of a busy block is meaningless until the block is free again.
     fresh: Option<Box<Bitmap>>,
-    /// Blocks that records still to be replayed take; in replay only.
+    /// Blocks that records allocate which replay has yet to apply; only during replay.
     held: Option<Box<Held>>,
-    /// From this bit on blocks that nothing uses stay busy, since the image is about to end there;
-    /// `BITS` without such a limit.
+    /// From this bit on, unused blocks stay busy, because the image is about to end there; `BITS`
+    /// without such a limit.
     fence: u32,
-    /// The blocks at or after `fence` that are busy for that reason alone.
+    /// The blocks at or after `fence` that are busy for no other reason.
     fenced: Option<Box<Bitmap>>,
     pub free: u32,
     pub owned_free: u32,
@@ -67,11 +68,11 @@ pub(crate) struct Group {
     swept: u32,
     swept_max: u32,
     slots_none: bool,
-    /// Whether `owned` changed since it was last frozen.
+    /// Whether `owned` has changed since it was last frozen.
     pub dirty: bool,
 }
 
-/// A group, with hints that are read without its lock and may be outdated.
+/// A group with copies of some of its fields, which are read without the lock and may be outdated.
 pub(crate) struct GroupCell {
     group: Mutex<Group>,
     free: AtomicU32,
@@ -80,7 +81,7 @@ pub(crate) struct GroupCell {
 }
 
 impl GroupCell {
-    /// `order` sorts the lock among those of rank AllocGroup.
+    /// `order` is the lock's order within the rank AllocGroup.
     pub(crate) fn new(order: u64, group: Group) -> GroupCell {
         let cell = GroupCell {
             free: AtomicU32::new(0),
@@ -96,7 +97,7 @@ impl GroupCell {
         self.group.lock()
     }
 
-    /// Updates the hints; called after a change, before the lock is dropped.
+    /// Updates the copies. Called after a change, before the lock is released.
     pub(crate) fn publish(&self, group: &Group) {
         self.free.store(group.free, Relaxed);
         self.run_max.store(group.run_max, Relaxed);
@@ -117,8 +118,9 @@ impl GroupCell {
 }
 
 impl Group {
-    /// A group whose `owned` blocks are allocated. Data starts an eighth into the free part, and
-    /// nodes are claimed from the front, so the two meet only when the group fills up.
+    /// Makes a group in which exactly the `owned` blocks are busy. The search for data starts an
+    /// eighth into the free range, and nodes are claimed from the front, so the two meet only when
+    /// the group fills up.
     pub(crate) fn new(first: BlockNo, owned: Arc<Bitmap>) -> Group {
         let free = BITS - owned.count_set(0, BITS);
         let low = owned.next_clear(0, BITS);
@@ -151,16 +153,16 @@ impl Group {
         Err(Error::corrupt(kind, self.block(bit), what))
     }
 
-    /// Where the next allocation without a goal starts.
+    /// Returns the bit at which the next search without a goal starts.
     pub(crate) fn cursor(&self) -> u32 {
         self.cursor
     }
 
     // Free runs
 
-    /// A free run of up to `want` blocks, in this order: the run at `from` if it is long enough to
-    /// continue; the first of `want` blocks after `from`, from the group's start, or met by the
-    /// sweep; the longest seen. `None` only if no block is free.
+    /// Finds a free run of up to `want` blocks. In order of preference: the run at `from` if it is
+    /// long enough to continue; the first run of `want` blocks after `from`, from the group's
+    /// start, or found by the sweep; the longest run seen. Returns `None` only if no block is free.
     pub(crate) fn find_run(&mut self, from: u32, want: u32) -> Option<(u32, u32)> {
         if self.free == 0 {
             self.run_max = 0;
@@ -186,8 +188,8 @@ impl Group {
         Some(best)
     }
 
-    /// The first run of `want` blocks in `[from, end)`, or the longest of those examined. Runs are
-    /// not measured beyond `want`.
+    /// Returns the first run of `want` blocks in `[from, end)`, or the longest of the examined
+    /// runs. Runs are not measured beyond `want`.
     fn scan(&self, from: u32, end: u32, want: u32) -> (u32, u32) {
         let (mut at, mut best) = (from, (from, 0));
         for _ in 0..RUNS_MAX {
@@ -203,11 +205,11 @@ impl Group {
         best
     }
 
-    /// Advances the sweep. Returns a run of `want` blocks if it meets one, else the longest that it
-    /// met.
+    /// Advances the sweep. Returns the first run of `want` blocks that the sweep finds, or the
+    /// longest run that it finds.
     ///
-    /// If it finds one, the sweep stops before that run: the run will probably be taken now, and
-    /// the next sweep then sees its rest.
+    /// If it finds a run of `want` blocks, the sweep stops before that run: the caller will
+    /// probably take the run, and the next sweep then sees what is left.
     fn sweep(&mut self, want: u32) -> (u32, u32) {
         let mut best = (self.swept, 0);
         for _ in 0..RUNS_MAX {
@@ -230,7 +232,7 @@ impl Group {
         best
     }
 
-    /// Makes free blocks busy.
+    /// Makes free blocks busy, and moves the cursor past them.
     pub(crate) fn take(&mut self, start: u32, len: u32) {
         debug_assert_eq!(self.busy.first_set(start, len), None, "hands out free blocks only");
         Arc::make_mut(&mut self.busy).set(start, len);
@@ -238,8 +240,8 @@ impl Group {
         self.cursor = if start + len < BITS { start + len } else { 0 };
     }
 
-    /// Frees busy blocks that have no holder left. Returns how many became free: those at or after
-    /// the fence stay busy.
+    /// Frees busy blocks that nothing uses any more. Returns how many became free: blocks at or
+    /// after the fence stay busy.
     pub(crate) fn release(&mut self, start: u32, len: u32) -> u32 {
         assert_eq!(
             self.busy.first_clear(start, len),
@@ -287,7 +289,7 @@ impl Group {
 
     // Discards
 
-    /// Whether blocks that become free are marked.
+    /// Returns whether blocks that become free are marked.
     pub(crate) fn watches_frees(&self) -> bool {
         self.fresh.is_some()
     }
@@ -300,7 +302,8 @@ impl Group {
         }
     }
 
-    /// The first free run of at least `min` blocks in `[from, end)`.
+    /// Returns the first free run of at least `min` blocks in `[from, end)`; with `fresh`, of
+    /// marked blocks.
     pub(crate) fn free_run(&self, from: u32, end: u32, min: u32, fresh: bool) -> Option<(u32, u32)> {
         let mut at = from;
         while at < end {
@@ -320,7 +323,7 @@ impl Group {
         None
     }
 
-    /// Makes free blocks busy without moving the cursor for the next data.
+    /// Makes free blocks busy without moving the cursor.
     pub(crate) fn claim_for_discard(&mut self, start: u32, len: u32) {
         debug_assert_eq!(self.busy.first_set(start, len), None, "discards free blocks only");
         Arc::make_mut(&mut self.busy).set(start, len);
@@ -339,8 +342,8 @@ impl Group {
         self.nodes.as_ref()?.first_set(start, len)
     }
 
-    /// Takes the blocks for a record. Returns how many were free until now; there can be such
-    /// blocks in replay only.
+    /// Marks the blocks owned, for a record that allocates them. Returns how many of them were not
+    /// busy, which is 0 except in replay.
     pub(crate) fn apply_alloc(&mut self, start: u32, len: u32, replay: bool) -> Result<u32> {
         if let Some(bit) = self.owned.first_set(start, len) {
             return self.bad(CorruptKind::Bitmap, bit, "a record takes a block that is allocated already");
@@ -366,7 +369,7 @@ impl Group {
         Ok(fresh)
     }
 
-    /// Frees the blocks for a record; they stay busy.
+    /// Marks the blocks not owned, for a record or the tree that frees them. They stay busy.
     pub(crate) fn apply_free(&mut self, start: u32, len: u32) -> Result<()> {
         if let Some(bit) = self.owned.first_clear(start, len) {
             return self.bad(
@@ -383,8 +386,8 @@ impl Group {
 
     // Replay
 
-    /// Reserves the blocks for records, until records have taken them as often as they were held.
-    /// Returns how many were free until now.
+    /// Makes the blocks busy until records have allocated them as often as they were held. Returns
+    /// how many were free.
     pub(crate) fn hold(&mut self, start: u32, len: u32) -> Result<u32> {
         if let Some(bit) = self.nodes_in(start, len) {
             return self.bad(CorruptKind::Log, bit, "a record takes a block that is set aside for the tree");
@@ -396,8 +399,8 @@ impl Group {
         Ok(fresh)
     }
 
-    /// Frees the blocks of the range that are not held; none of them is owned. Returns their
-    /// number.
+    /// Frees the blocks of the range that are not held. None of the blocks may be owned. Returns
+    /// how many became free.
     pub(crate) fn release_unheld(&mut self, start: u32, len: u32) -> u32 {
         let (end, mut at, mut freed) = (start + len, start, 0);
         while at < end {
@@ -410,8 +413,8 @@ impl Group {
         freed
     }
 
-    /// Ends replay: frees the blocks that were held and are not owned in the end. Returns their
-    /// number.
+    /// Ends replay: frees all blocks that were held and are not owned now. Returns how many became
+    /// free.
     pub(crate) fn drop_held(&mut self) -> u32 {
         if self.held.take().is_none() {
             return 0;
@@ -432,7 +435,7 @@ impl Group {
     // Node slots
 
     /// Claims up to `max` slots for the pool. With `runs`, only runs of at least [`SLOT_RUN`]
-    /// slots, or of `max` if that is less.
+    /// slots, or of `max` slots if that is less.
     pub(crate) fn claim_slots(&mut self, max: u32, runs: bool, out: &mut Vec<u64>) {
         if self.slots_none || self.free < SLOT || max == 0 {
             return;
@@ -463,7 +466,7 @@ impl Group {
         let (mut at, mut left) = (self.low / SLOT * SLOT, max);
         while left > 0 {
             let Some(start) = self.busy.next_clear_slot(at) else {
-                // There is no slot after `at`, and all before it were claimed.
+                // No slot is free after `at`, and all free slots before it have been claimed.
                 self.slots_none = true;
                 return;
             };
@@ -481,7 +484,7 @@ impl Group {
         out.extend((0..slots).map(|i| self.block(first + i * SLOT).0));
     }
 
-    /// Makes a slot of the pool a node.
+    /// Makes a slot of the pool a node: its blocks are owned.
     pub(crate) fn own_slot(&mut self, start: u32) {
         let nodes = self.nodes.as_mut().expect("a pool slot is marked");
         assert_eq!(nodes.first_clear(start, SLOT), None, "a pool slot is marked");
@@ -491,14 +494,14 @@ impl Group {
         self.dirty = true;
     }
 
-    /// Makes a node a slot again, in the pool or deferred.
+    /// Makes a node a slot again, which belongs to the pool or is deferred.
     pub(crate) fn disown_slot(&mut self, start: u32) -> Result<()> {
         self.apply_free(start, SLOT)?;
         self.nodes.get_or_insert_with(|| Box::new(Bitmap::new())).set(start, SLOT);
         Ok(())
     }
 
-    /// Frees a slot that left the pool. Returns how many of its blocks became free.
+    /// Frees a slot that has left the pool. Returns how many of its blocks became free.
     pub(crate) fn release_slot(&mut self, start: u32) -> u32 {
         self.nodes.as_mut().expect("a pool slot is marked").clear(start, SLOT);
         self.release(start, SLOT)
@@ -506,8 +509,8 @@ impl Group {
 
     // The limit of a shrink
 
-    /// Sets the fence, and takes the free blocks at or after it, as far as `take` grants them.
-    /// Returns false if it did not grant all.
+    /// Sets the fence, and makes the free blocks at or after it busy, as far as `take` grants them.
+    /// Returns false if `take` did not grant all.
     pub(crate) fn raise_fence(&mut self, from: u32, mut take: impl FnMut(u32) -> u32) -> bool {
         self.fence = from;
         while let Some((start, len)) = self.free_run(from, BITS, 1, false) {
@@ -539,13 +542,13 @@ impl Group {
         freed
     }
 
-    /// Whether nothing uses the blocks from `from` on, apart from those in `others`.
+    /// Returns whether nothing uses the blocks from `from` on, except for the blocks in `others`.
     pub(crate) fn is_vacant(&self, from: u32, others: &Bitmap) -> bool {
         let fenced = self.fenced.as_ref().map_or_else(|| others.clone(), |fenced| fenced.or(others));
         fenced.first_clear(from, BITS - from).is_none()
     }
 
-    /// Gives busy blocks to the format. Returns how many it did not have before.
+    /// Makes busy blocks owned by the format. Returns how many were not owned before.
     pub(crate) fn own_for_format(&mut self, start: u32, len: u32) -> u32 {
         assert_eq!(self.busy.first_clear(start, len), None, "the blocks at {} are taken", self.block(start));
         let fresh = len - self.owned.count_set(start, len);
@@ -560,8 +563,8 @@ impl Group {
         fresh
     }
 
-    /// The group is beyond the end of the image: the format owns all of it, as of one that the
-    /// image has yet to gain. Returns how many blocks were not owned.
+    /// Makes the format own the whole group, which is now beyond the end of the image. Returns how
+    /// many blocks were not owned before.
     pub(crate) fn leave_image(&mut self, full: &Arc<Bitmap>) -> u32 {
         let fresh = self.owned_free;
         let watches = self.watches_frees();
@@ -570,7 +573,7 @@ impl Group {
         fresh
     }
 
-    /// Checks the invariants from scratch.
+    /// Checks the invariants by recomputing every value.
     #[cfg(test)]
     pub(crate) fn check(&self) {
         let ones = |b: &Bitmap| b.count_set(0, BITS);

@@ -1,20 +1,22 @@
-//! Counts, for each block, the records still to be replayed that take it. A block that the log
-//! takes, frees and takes again is held until the last of these records is applied, and no longer.
-//! A set without counts would hold blocks until the end of replay that the log has freed for good,
-//! and on a full image the tree would find no slot for the nodes that replay copies.
+//! For each block, the number of log records that allocate it and that replay has yet to apply. A
+//! block that the log allocates, frees and allocates again is held until the last of these records
+//! is applied, and no longer. The rejected alternative is a set without counts. It would hold
+//! blocks until the end of replay that the log has freed for good, and on a full image the tree
+//! would find no slots for the nodes that replay copies.
 
 use std::collections::BTreeMap;
 
-/// Counts of blocks, as runs of equal count. There are few runs, because a log often takes the same
-/// extents repeatedly (a file is rewritten, an image filled and emptied).
+/// Counts of blocks, stored as runs of blocks with equal counts. There are few runs, because a log
+/// often allocates the same extents repeatedly (when a file is rewritten, or an image is filled and
+/// emptied).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Held {
-    /// Start → (end, count). Runs do not overlap; counts are at least 1.
+    /// Maps the start of each run to its end and count. Runs do not overlap; counts are at least 1.
     runs: BTreeMap<u32, (u32, u32)>,
 }
 
 impl Held {
-    /// Counts one more record that takes the blocks.
+    /// Adds 1 to the count of each block.
     pub(crate) fn add(&mut self, start: u32, len: u32) {
         let end = start + len;
         self.split(start);
@@ -35,7 +37,8 @@ impl Held {
         self.join(start, end);
     }
 
-    /// Counts one record less, after it was applied. Blocks that are not held stay so.
+    /// Subtracts 1 from the count of each block, because a record was applied. Blocks that are not
+    /// held stay so.
     pub(crate) fn sub(&mut self, start: u32, len: u32) {
         let end = start + len;
         self.split(start);
@@ -51,14 +54,14 @@ impl Held {
         self.join(start, end);
     }
 
-    /// The first run of blocks in `[from, end)` that are held: (start, end), or (end, end).
+    /// Returns the first run of held blocks in `[from, end)` as (start, end), or (`end`, `end`).
     pub(crate) fn next(&self, from: u32, end: u32) -> (u32, u32) {
         let before = self.runs.range(..=from).next_back().filter(|(_, run)| run.0 > from);
         let run = before.or_else(|| self.runs.range(from..end).next());
         run.map_or((end, end), |(&start, run)| (start.max(from), run.0.min(end)))
     }
 
-    /// Makes `at` the start of a run if it lies inside one.
+    /// Splits the run that contains `at`, so that a run starts at `at`.
     fn split(&mut self, at: u32) {
         if let Some((_, run)) = self.runs.range_mut(..at).next_back()
             && run.0 > at
@@ -69,7 +72,7 @@ impl Held {
         }
     }
 
-    /// Joins neighbours of equal count around and inside `[start, end]`.
+    /// Joins adjacent runs with equal counts around and inside `[start, end]`.
     fn join(&mut self, start: u32, end: u32) {
         let first = self.runs.range(..start).next_back().map_or(start, |(&from, _)| from);
         let starts: Vec<u32> = self.runs.range(first..=end).map(|(&from, _)| from).collect();
@@ -94,7 +97,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Compares with one counter for each block. There are no more runs than necessary.
+        /// Compares the runs with one counter for each block, and checks that there are no more
+        /// runs than necessary.
         #[test]
         fn counts_like_one_counter_per_block(steps in prop::collection::vec((any::<bool>(), 0..60u32, 1..20u32), 1..60)) {
             let (mut held, mut model) = (Held::default(), [0u32; 80]);

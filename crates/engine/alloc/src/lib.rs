@@ -1,87 +1,88 @@
-//! The allocator: which blocks may be allocated, and what a checkpoint writes about them.
+//! The allocator: decides which blocks may be allocated, and which bitmaps a checkpoint writes.
 //!
-//! It serves 4 KiB blocks of file data and 16 KiB node slots (four blocks, aligned) from groups of
-//! [`GROUP_BLOCKS`], and keeps two bitmaps of each group:
+//! It allocates 4 KiB blocks of file data and 16 KiB node slots (four aligned blocks) from groups
+//! of [`GROUP_BLOCKS`] blocks, and keeps two bitmaps for each group:
 //!
-//! - **owned**: blocks that the applied records and the tree take. Exactly this is frozen at a
-//!   checkpoint's cut and written. Only `apply_alloc`, `apply_free`, `alloc_node` and `free_node`
-//!   change it, and they run inside the epoch guard, so the cut is exact.
+//! - **owned**: blocks that the applied records and the tree use. A checkpoint freezes exactly this
+//!   bitmap at its cut and writes it. Only `apply_alloc`, `apply_free`, `alloc_node` and
+//!   `free_node` change the bitmap, and they run inside the epoch guard, so the cut is exact.
 //! - **busy**: blocks that must not be allocated, a superset of owned. It exists in memory only:
-//!   after a crash, once the log is replayed, everything that is not owned is free.
+//!   after a crash, once the log has been replayed, every block that is not owned is free.
 //!
 //! # When is a free block not yet reusable?
-//! A block is busy and not owned for one of these reasons. Each names the failure that reusing the
-//! block would cause:
+//! A block is busy but not owned for one of the following reasons. Each item describes the failure
+//! that reusing the block would cause:
 //!
 //! 1. **Allocated, its record not yet appended.** Between `alloc_data` and `apply_alloc` (or
-//!    `release_data`) the data write is in flight. If the block were allocated twice, two files
-//!    would write it, even without a crash.
+//!    `release_data`) the data write is in flight. If the block were allocated again, two files
+//!    would write to it, even without a crash.
 //! 2. **Data freed by a record that is not durable** (`apply_free` until `durable`). If it were
-//!    reused, new bytes would reach the block. If power then failed before the record was durable,
-//!    recovery would restore the old file with foreign bytes in it. Once the record is durable, the
-//!    block is free at once, without a checkpoint: recovery replays the free before anything reads
-//!    the block.
-//! 3. **Node freed, but the last durable checkpoint reads it** (`free_node` of an older generation,
+//!    reused, new bytes would overwrite the block. If power then failed before the record was
+//!    durable, recovery would restore the old file with foreign bytes. Once the record is durable,
+//!    the block is free at once, without a checkpoint: recovery replays the free before anything
+//!    reads the block.
+//! 3. **Node freed, but used by the last durable checkpoint** (`free_node` of an older generation,
 //!    until `checkpoint_durable`). If it were reused and written, a crash before the next
-//!    superblock would leave the old tree with a foreign block in it: the whole image would be
-//!    lost. A node born in the current generation is in no checkpoint, so its slot is reusable at
-//!    once.
-//! 4. **Slot of the node pool.** Claimed though not in use, so that a full or fragmented image can
-//!    always be emptied. If data got the slot, the first unlink on a full image would find no node
-//!    for its copy, and a checkpoint could not complete.
-//! 5. **Named by a log record that replay has yet to apply** (`hold_for_replay` until
+//!    superblock would leave the old tree with a foreign block: the whole image would be lost. A
+//!    node born in the current generation is in no checkpoint, so its slot is reusable at once.
+//! 4. **Slot of the node pool.** Claimed although unused, so that a full or fragmented image can
+//!    always be emptied. If data got the slot, the first unlink on a full image would find no slot
+//!    for its copy of a node, and a checkpoint could not complete.
+//! 5. **Allocated by a log record that replay has yet to apply** (`hold_for_replay` until
 //!    `replay_done`). Replay copies tree nodes, and it starts from the bitmaps of the cut. These
-//!    mark blocks free that files took afterwards and whose data is in place. A node placed there
-//!    would collide with the record, and the checkpoint that ends recovery would overwrite durable
-//!    data. For the same reason a block freed in replay stays busy while a later record takes it.
-//!    Without such a record it is free at once: everything that is replayed is durable, so reason 2
-//!    does not apply.
-//! 6. **Slot that the tree used since the last cut** (spent: `free_node` of the current
-//!    generation). Reusable as a node at once, but data gets it only after the next checkpoint.
-//!    Replay from that cut needs as many slots as the tree had at its largest since. If data had
-//!    such a slot at the end of the log, the tree could not use it in replay, and a full image
+//!    mark blocks free that files allocated after the cut, and whose data is in place. A node
+//!    placed there would collide with the record, and the checkpoint that ends recovery would
+//!    overwrite durable data. For the same reason a block freed in replay stays busy while a later
+//!    record allocates it. Without such a record the block is free at once: all replayed records
+//!    are durable, so reason 2 does not apply.
+//! 6. **Slot that the tree has used since the last cut** (*spent*: `free_node` of the current
+//!    generation). The tree may reuse it at once, but data gets it only after the next checkpoint.
+//!    Replay from that cut needs as many slots as the tree has used at most since then. If data
+//!    had such a slot at the end of the log, the tree could not use it in replay, and a full image
 //!    could not be recovered.
 //! 7. **A write to it failed** (`quarantine`). If it were reused, the next write would fail too.
-//!    This lasts until the image is closed. The next mount may try again, since the device may have
-//!    been repaired.
+//!    The quarantine ends when the image is closed. The next mount may try the block again, since
+//!    the device may have been repaired.
 //! 8. **It is being discarded** (`claim_free` until `end_claim`). If it were allocated now, the
-//!    discard could take the new bytes.
-//! 9. **A resize added it, and the superblock that names the new size is not durable** (`grow`
-//!    until `written`). If it were allocated now, a crash would leave log records that name blocks
+//!    discard could destroy the new bytes.
+//! 9. **A resize added it, and the superblock with the new size is not durable** (`grow` until
+//!    `written`). If it were allocated now, a crash would leave log records that refer to blocks
 //!    beyond the end of the image, and recovery would refuse them.
-//! 10. **The image is about to end before it** (`fence` until `shrink` or `unfence`). If it were
-//!     allocated, a record after the cut that makes the image smaller could name a block beyond its
-//!     end, and recovery would refuse it.
+//! 10. **The image is about to shrink to an end before this block** (`fence` until `shrink` or
+//!     `unfence`). If the block were allocated, a record after the cut of the shrink could refer to
+//!     a block beyond the end of the image, and recovery would refuse it.
 //!
-//! These are not reasons:
-//! - *A frozen bitmap names it*. The bitmap of a checkpoint in flight may mark a block owned that
-//!   has been freed and reused since the cut. The log from the cut on holds the free and the new
-//!   allocation, and replay corrects the bitmap.
-//! - *The older superblock slot names it*. A mount falls back to that slot only together with a log
-//!   that recovery refuses (see `kedge_format::superblock`).
+//! The following are not reasons:
+//! - *A frozen bitmap marks it owned.* The bitmap of a checkpoint in flight may mark a block owned
+//!   that has been freed and reused since the cut. The log from the cut on contains the free and
+//!   the new allocation, and replay corrects the bitmap.
+//! - *The older superblock slot refers to it.* A mount falls back to that slot only together with a
+//!   log that recovery refuses (see `kedge_format::superblock`).
 //! - *IO is in flight on it*. An operation that frees a block waits for the block's reads and
 //!   writes before it appends the record.
 //!
 //! # Space rules
-//! - Promises and placement are separate (`space`). A promise is a number taken from `available`,
-//!   which never counts a busy block. So every promise can be kept, down to the last single block.
-//! - The node pool holds physical slots (`pool`). It takes from `available` only, never what was
-//!   promised to data. Data takes from the pool only slots above the pool's floor.
-//! - On a full image data gets NoSpace. Deletes still succeed, if necessary with a checkpoint
-//!   between them that returns their deferred nodes.
+//! - Promises and placement are separate (`space`). A promise is a number of blocks taken from
+//!   `available`, which never counts a busy block. So every promise can be kept, down to the last
+//!   single block.
+//! - The node pool holds physical slots (`pool`). It takes blocks from `available` only, never
+//!   blocks promised to data. Data takes from the pool only slots above the pool's floor.
+//! - On a full image data gets NoSpace. Deletions still succeed, if necessary with a checkpoint
+//!   between them that makes deferred slots reusable.
 //!
 //! # Copies
-//! Each bitmap has two copies. A checkpoint writes each bitmap that changed into the copy that the
+//! Each bitmap has two copies. A checkpoint writes each bitmap that changed to the copy that the
 //! last durable checkpoint does not use. It also writes the index area of its superblock slot,
-//! which names the current copy of each bitmap. A crash before the superblock leaves the old slot,
-//! whose index names copies that were not written since. One checkpoint at a time is in flight. It
-//! must end in [`Alloc::written`] or [`Alloc::abandon`], and only the former switches the copies.
+//! which selects the current copy of each bitmap. A crash before the superblock write leaves the
+//! old slot, whose index selects copies that have not been written since. Only one checkpoint at a
+//! time is in flight. It must end in [`Alloc::written`] or [`Alloc::abandon`], and only the former
+//! switches the copies.
 //!
 //! # Locks
 //! Refilling the pool (rank AllocGroup, order 0) → groups (rank AllocGroup, order group + 1) →
-//! pool, lists (rank Leaf). A thread holds one group at a time, except a search that lost every
-//! race: it takes all groups in order, and then must find what it was promised. No thread does IO
-//! under any of these locks.
+//! pool, lists (rank Leaf). A thread holds one group at a time, except in a search that has lost
+//! every race: it locks all groups in order, and then must find the promised blocks. No thread does
+//! IO under any of these locks.
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
@@ -123,78 +124,79 @@ use std::sync::Arc;
 
 /// The allocator of an open image; see the crate's documentation.
 pub struct Alloc {
-    /// What no resize changes may be read from here. The size and the place of the maps are in
-    /// `total` and `layout`.
+    /// The geometry at opening. Only fields that no resize changes may be read from it; the size
+    /// and the location of the maps are in `total` and `layout`.
     geometry: Geometry,
     /// The geometry that the next checkpoint writes. Changed under the exclusive epoch guard.
     layout: Mutex<Arc<Geometry>>,
-    /// Blocks of the image, as in `layout`.
+    /// Number of blocks of the image, equal to that of `layout`.
     total: AtomicU64,
-    /// The moved maps of `layout`. Changed under the exclusive epoch guard.
+    /// The blocks of moved allocation maps, as in `layout`. Changed under the exclusive epoch
+    /// guard.
     maps: Range<AtomicU64>,
     cells: Cells,
-    /// The first block that a shrink vacates; `u64::MAX` without a shrink.
+    /// The first block that the current shrink must vacate; `u64::MAX` without a shrink.
     fence: AtomicU64,
-    /// Blocks that a resize added, until the checkpoint that names their size is durable.
+    /// Blocks that a resize added, until the checkpoint with the new size is durable.
     added: Mutex<Vec<Extent>>,
     space: Arc<Space>,
     pool: Arc<NodePool>,
-    /// One refill at a time, so that concurrent callers do not each claim the missing slots.
+    /// Held during a refill, so that concurrent callers do not each claim the missing slots.
     refill: Mutex<()>,
-    /// Set if the last refill found too few slots in free space, and no block was freed since.
+    /// Set if the last refill found too few slots in free space and no block has been freed since.
     refill_stuck: AtomicBool,
-    /// Where the last run of slots was claimed.
+    /// The slot that was claimed last, at which the next search for slots starts.
     node_goal: AtomicU64,
-    /// Group in which the last search outside its goal's group succeeded.
+    /// The group in which the last search outside of its goal's group succeeded.
     rotor: AtomicU64,
     pending: Pending,
-    /// Clear bits of all owned bitmaps.
+    /// Number of clear bits in all owned bitmaps.
     owned_free: AtomicU64,
-    /// Groups whose `owned` changed since the last freeze.
+    /// Groups whose `owned` bitmap has changed since the last freeze.
     dirty: Mutex<Vec<u64>>,
     durable: Mutex<Durable>,
     in_flight: AtomicBool,
     replaying: AtomicBool,
-    /// Blocks in quarantine, and their number, so that a release need not take the lock while the
-    /// set is empty.
+    /// The blocks in quarantine, and their number, so that a release need not take the lock while
+    /// there are none.
     bad: Mutex<BTreeSet<u64>>,
     bad_count: AtomicU64,
-    /// Blocks that are busy because they are being discarded.
+    /// Number of blocks that are busy because they are being discarded.
     claims: Mutex<u64>,
     unclaimed: Condvar,
 }
 
-/// Counts of the allocator. Each is exact, but they need not belong to one moment, since they may
-/// change while they are read.
+/// Counts of the allocator. Each count is exact, but the counts may be from slightly different
+/// times, because other threads may change them while they are read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FreeCounts {
-    /// Blocks of the data area.
+    /// Number of blocks in the data area.
     pub total: u64,
-    /// Blocks not busy.
+    /// Number of blocks that are not busy.
     pub free: u64,
-    /// Blocks that are neither owned nor in quarantine: those that a checkpoint with its cut now
-    /// would mark free, without the bad ones.
+    /// Number of blocks that are neither owned nor in quarantine. A checkpoint with its cut now
+    /// would mark these blocks free, and the unowned blocks in quarantine as well.
     pub owned_free: u64,
-    /// Blocks promised to data and not yet placed; part of `free`.
+    /// Number of blocks promised to data and not yet placed; included in `free`.
     pub reserved: u64,
-    /// Blocks that data can still reserve, including those that the pool can spare.
+    /// Number of blocks that data can still reserve, including those that the pool can spare.
     pub available: u64,
-    /// `available` as it would be once all records, and then a checkpoint, are durable, and the
-    /// running operations have returned what they were promised.
+    /// The value that `available` would have once all records, and then a checkpoint, are durable,
+    /// and the running operations have returned their promises.
     pub available_soon: u64,
-    /// Data blocks freed by records that are not durable.
+    /// Number of data blocks freed by records that are not durable.
     pub pending_data: u64,
-    /// Node slots that wait for a checkpoint.
+    /// Number of deferred node slots, which wait for a checkpoint.
     pub pending_nodes: u64,
-    /// Free node slots in the pool.
+    /// Number of free node slots in the pool.
     pub pool: u64,
-    /// Node slots of the pool promised to operations.
+    /// Number of node slots of the pool that are promised to operations.
     pub promised_nodes: u64,
-    /// Node slots of the pool that [`NodeClass::Normal`] must not use.
+    /// Number of node slots of the pool that [`NodeClass::Normal`] must not use.
     pub protected: u64,
 }
 
-/// The parts of the group at `first` that belong to the format.
+/// Returns the ranges of the group at block `first` that the format owns.
 fn format_owned(geometry: &Geometry, first: u64) -> impl Iterator<Item = (u32, u32)> + use<> {
     let clamp = move |block: u64| block.saturating_sub(first).min(GROUP_BLOCKS) as u32;
     geometry.format_runs().map(move |(start, len)| {
@@ -204,8 +206,8 @@ fn format_owned(geometry: &Geometry, first: u64) -> impl Iterator<Item = (u32, u
 }
 
 impl Alloc {
-    /// The allocator of a new image: only the format's blocks are owned. Ready for use; its first
-    /// checkpoint writes every bitmap.
+    /// Makes the allocator of a new image, in which only the format's blocks are owned. It is ready
+    /// for use; its first checkpoint writes every bitmap.
     pub fn format(geometry: &Geometry) -> Alloc {
         let empty = Arc::new(Bitmap::new());
         let groups = (0..geometry.groups()).map(|g| {
@@ -219,8 +221,8 @@ impl Alloc {
             group.dirty = true;
             group
         });
-        // Copy 1 is marked current, so that the first checkpoint writes copy 0. The other fields
-        // are replaced before they are written.
+        // Copy 1 is marked current, so that the first checkpoint writes copy 0. The checkpoint
+        // computes the other fields before it writes them.
         let entry = GroupEntry { bitmap_crc: 0, free_blocks: 0, copy: 1 };
         let index = Arc::new(vec![entry; geometry.groups() as usize]);
         let dirty = (0..geometry.groups()).collect();
@@ -265,8 +267,8 @@ impl Alloc {
         }
     }
 
-    /// Runs `f` on a group under its lock, then updates its hints, and lists the group if it became
-    /// dirty.
+    /// Runs `f` on a group under its lock. Then updates the unlocked copies of its fields, and adds
+    /// the group to the dirty list if it became dirty.
     fn with_group<R>(&self, g: u64, f: impl FnOnce(&mut Group) -> R) -> R {
         let cell = self.cells.get(g);
         let mut group = cell.lock();
@@ -279,24 +281,24 @@ impl Alloc {
         out
     }
 
-    /// Blocks of the image.
+    /// Returns the number of blocks of the image.
     pub fn total(&self) -> u64 {
         self.total.load(SeqCst)
     }
 
-    /// The geometry that the next checkpoint writes.
+    /// Returns the geometry that the next checkpoint writes.
     pub fn geometry(&self) -> Arc<Geometry> {
         self.layout.lock().clone()
     }
 
-    /// Group and bit of a block that is only a hint, clamped to the data area.
+    /// Returns group and bit of a goal, clamped to the data area.
     fn locate(&self, block: BlockNo) -> (u64, u32) {
         let block = block.0.clamp(self.geometry.data_start.0, self.total() - 1);
         (block / GROUP_BLOCKS, (block % GROUP_BLOCKS) as u32)
     }
 
-    /// The parts of an extent by group. Extents are from records, so an extent outside of the data
-    /// area is corruption.
+    /// Splits an extent by group. Extents come from records, so an extent outside of the data area
+    /// is corruption.
     fn pieces(&self, extent: Extent) -> Result<impl Iterator<Item = (u64, u32, u32)> + use<>> {
         let end = extent.start.0.checked_add(extent.blocks);
         if extent.blocks == 0
@@ -316,9 +318,9 @@ impl Alloc {
         }))
     }
 
-    /// [`Alloc::pieces`] of an extent that a record names: it must not touch moved allocation maps
-    /// or copies of the superblock either. The caller is inside the epoch guard or in replay, so
-    /// these do not move.
+    /// Does what [`Alloc::pieces`] does, for an extent in a record: the extent must not overlap
+    /// moved allocation maps or copies of the superblock either. The caller is inside the epoch
+    /// guard or in replay, so maps and copies do not move.
     fn named_pieces(&self, extent: Extent) -> Result<impl Iterator<Item = (u64, u32, u32)> + use<>> {
         let pieces = self.pieces(extent)?;
         let maps = self.maps.start.load(SeqCst)..self.maps.end.load(SeqCst);
@@ -334,13 +336,13 @@ impl Alloc {
         Ok(pieces)
     }
 
-    /// Whether a copy of the superblock lies in the blocks from `start` to `end`.
+    /// Returns whether a copy of the superblock lies in the blocks `[start, end)`.
     fn has_copy(&self, start: u64, end: u64) -> bool {
         let g = &self.geometry;
         g.has_copies() && overlap(start, end, g.data_start.0, self.total())
     }
 
-    /// Raises `available` after blocks became free. The pool takes its share first.
+    /// Adds `blocks` to `available` after they became free. The pool takes its share first.
     fn freed(&self, blocks: u64) {
         if blocks > 0 {
             self.space.give(blocks);

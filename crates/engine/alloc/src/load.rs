@@ -1,15 +1,17 @@
-//! Reads the allocator's state from an image, and holds blocks during replay.
+//! Reads the allocator's state from an image, and holds blocks that replay will allocate.
 //!
-//! A valid state of generation `g` is: (1) every block of index area `g % 2` decodes, is of `g`, of
-//! this image and of its place, and names as many groups as it must; (2) every group's bitmap, in
-//! the copy its entry names, matches the entry's CRC and free count; (3) the blocks that the format
-//! owns are set in it. Everything is read, even from a large image: an allocator that trusts an
-//! unchecked bitmap may allocate blocks that files use.
+//! A valid state of generation `g` satisfies: (1) every block of index area `g % 2` decodes, has
+//! generation `g`, the image's uuid and the expected first group, and has the required number of
+//! entries; (2) every group's bitmap, in the copy that its entry selects, matches the entry's CRC
+//! and free count; (3) the blocks that the format owns are set in it. All bitmaps are read, even
+//! those of a large image: an allocator that trusts an unchecked bitmap may allocate blocks of
+//! files.
 //!
-//! A loaded allocator is *in replay*: it serves records and the tree, but not data.
-//! 1. `hold_for_replay` for every extent that any record from the cut on allocates, before the
-//!    first node is touched (reason 5 of the crate's documentation);
-//! 2. apply the records; a checkpoint in between is fine;
+//! A loaded allocator is *in replay*: it serves records and the tree, but not data. The caller then
+//! calls
+//! 1. `hold_for_replay` for every extent that any record from the cut on allocates, before it
+//!    changes the first node (reason 5 of the crate's documentation);
+//! 2. the functions that apply records; a checkpoint in between is allowed;
 //! 3. `replay_done`, even if there was nothing to replay.
 
 use crate::bitmap::{BITS, Bitmap};
@@ -23,15 +25,16 @@ use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, INDEX_ENTRIES, bitmap_crc, d
 use kedge_format::superblock::{Geometry, Superblock};
 use std::sync::Arc;
 
-/// Blocks of one read at most (1 MiB).
+/// Maximum number of blocks in one read (1 MiB).
 pub(crate) const READ_BLOCKS: u64 = 256;
-/// Chunks of groups whose bitmaps are being read at a time: 16 MiB at most, in both copies.
+/// Number of chunks of groups whose bitmaps are being read at a time: 16 MiB at most, for both
+/// copies.
 pub(crate) const CHUNKS_AHEAD: usize = 8;
-/// Copies of each bitmap.
+/// Number of copies of each bitmap.
 pub(crate) const COPIES: usize = 2;
 
 impl Alloc {
-    /// Reads the state that the checkpoint of `generation` wrote. The result is in replay: see
+    /// Reads the state that the checkpoint of `generation` wrote. The result is in replay until
     /// [`Alloc::replay_done`].
     pub fn load(device: &dyn Device, geometry: &Geometry, generation: Generation) -> Result<Alloc> {
         let entries = read_index(device, geometry, generation)?;
@@ -44,8 +47,8 @@ impl Alloc {
         Ok(Alloc::new(geometry, groups, durable, Vec::new(), true))
     }
 
-    /// Holds an extent that a record of the log allocates, so that the tree does not use it before
-    /// that record is applied.
+    /// Holds an extent that a record of the log allocates, so that the tree does not use its blocks
+    /// before replay applies that record.
     pub fn hold_for_replay(&self, extent: Extent) -> Result<()> {
         assert!(self.replaying.load(SeqCst), "holds are taken in replay");
         for (g, bit, len) in self.named_pieces(extent)? {
@@ -55,22 +58,23 @@ impl Alloc {
         Ok(())
     }
 
-    /// Takes available blocks for a record or a hold. In replay no blocks are promised and no
-    /// refill runs, so the blocks are there.
+    /// Takes available blocks for a record or a hold. In replay nothing is promised to data and no
+    /// refill runs concurrently, so every block that is not busy counts as available.
     pub(crate) fn take_in_replay(&self, blocks: u64) -> Result<()> {
         if blocks == 0 || self.space.take(blocks) { Ok(()) } else { Err(Error::NoSpace) }
     }
 
-    /// Ends replay: frees the blocks that were held and not taken, fills the pool, and starts to
-    /// serve data.
+    /// Ends replay: frees the blocks that were held and not allocated, fills the pool, and starts
+    /// to serve data.
     pub fn replay_done(&self) {
         drop(self.replay_done_with(0));
     }
 
-    /// [`Alloc::replay_done`] with up to `blocks` promised to log-resident data that recovery has
-    /// to place. The promise has priority over the pool's share, and over what the pool claimed
-    /// during replay. Otherwise an image that was full, with a low pool, when the power failed
-    /// could not be mounted: it had promised these blocks to data.
+    /// Does what [`Alloc::replay_done`] does, and promises up to `blocks` blocks to log-resident
+    /// data that recovery must place. The promise has priority over the pool's share, and over
+    /// slots that the pool claimed during replay. Otherwise an image could not be mounted that was
+    /// full, with few slots in the pool, when the power failed: these blocks were promised to data
+    /// then.
     pub fn replay_done_with(&self, blocks: u64) -> DataReservation {
         assert!(self.replaying.swap(false, SeqCst), "replay ends once");
         let mut freed = 0;
@@ -110,26 +114,27 @@ fn read_index(device: &dyn Device, geometry: &Geometry, generation: Generation) 
     Ok(entries)
 }
 
-/// The bitmaps of an image in the order of their groups, [`READ_BLOCKS`] groups at a time.
+/// Reads the bitmaps of an image in the order of their groups, in chunks of [`READ_BLOCKS`] groups.
 struct Bitmaps<'a> {
     geometry: &'a Geometry,
     entries: &'a [GroupEntry],
-    /// Groups whose bitmaps were requested: a large image has many, and each read may take long.
+    /// Number of groups whose bitmaps have been requested. Reads are requested ahead, because a
+    /// large image has many groups and each read may take long.
     asked: usize,
     reads: ReadAhead<'a>,
 }
 
-/// The first and last block of a chunk that are needed from one copy, counted from the start of the
-/// chunk. The current copies alternate, as groups change at different checkpoints, so one read for
-/// each copy covers everything between.
+/// Returns the first and last block that a chunk needs from one copy, counted from the start of the
+/// chunk. Current and old copies alternate, because groups change at different checkpoints, so one
+/// read for each copy covers everything between the two.
 fn wanted(chunk: &[GroupEntry], copy: usize) -> Option<(usize, usize)> {
     let wanted = |e: &GroupEntry| e.copy as usize == copy;
     chunk.iter().position(wanted).zip(chunk.iter().rposition(wanted))
 }
 
 impl Bitmaps<'_> {
-    /// Keeps reads of the chunks after group `first` in flight: when half of them are taken,
-    /// requests as many more in one batch.
+    /// Keeps reads of the chunks from group `first` on in flight: when half of them have been
+    /// taken, requests the next ones in one batch.
     fn ask(&mut self, first: usize) {
         let chunks = |count: usize| (first + count * READ_BLOCKS as usize).min(self.entries.len());
         let (enough, far) = (chunks(CHUNKS_AHEAD / 2), chunks(CHUNKS_AHEAD));
@@ -148,7 +153,7 @@ impl Bitmaps<'_> {
         self.reads.ask(reads);
     }
 
-    /// Reads the groups of `chunk`, which start at group `first`.
+    /// Reads the groups of `chunk`, which starts at group `first`.
     fn read_groups(&mut self, first: u64, chunk: &[GroupEntry], out: &mut Vec<Group>) -> Result<()> {
         self.ask(first as usize);
         let mut copies = [(0, IoBuf::default()), (0, IoBuf::default())];

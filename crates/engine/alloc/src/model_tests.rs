@@ -1,10 +1,10 @@
-//! A model of the allocator and of the medium: every block has a state and remembers its last
+//! A model of the allocator and of the medium: every block has a state and the identity of its last
 //! writer.
 //!
-//! The model is harsher than the file system: every allocated block is written at once, and so are
-//! nodes. After each crash, every block that the recovered state names must still hold what its
-//! owner wrote. This checks the reasons of the crate's documentation by their consequences, not by
-//! reading the allocator's lists.
+//! The model is stricter than the file system: every allocated block and every node is written at
+//! once. After each crash, every block that the recovered state uses must still contain what its
+//! owner wrote. This tests the reasons in the crate's documentation by their consequences, not by
+//! inspecting the allocator's lists.
 
 use crate::test_device::{TestDevice, plan, write_frozen};
 use crate::{Alloc, DataReservation, FrozenAlloc, NodeClass};
@@ -53,12 +53,12 @@ fn op() -> impl Strategy<Value = Op> {
 
 #[derive(Clone)]
 enum Edit {
-    /// With the previous contents of each block.
+    /// An allocation, with the identity of the writer of each block.
     Alloc(Extent, Vec<u64>),
     Free(Extent),
 }
 
-/// The tree and the files at one moment: owner by block.
+/// The tree and the files at a point in time: the owner of each block.
 #[derive(Clone, Default)]
 struct Image {
     data: BTreeMap<u64, u64>,
@@ -82,14 +82,14 @@ struct Model {
     deferred: BTreeMap<u64, Generation>,
     reservations: Vec<DataReservation>,
     in_flight: Option<InFlight>,
-    /// The last durable checkpoint: generation, image, cut.
+    /// The last durable checkpoint: its generation, its image and its cut.
     durable: (Generation, Image, u64),
     current: Generation,
-    /// Records by end LSN.
+    /// The edits with the end LSNs of their records.
     log: Vec<(u64, Edit)>,
     head: u64,
     durable_lsn: u64,
-    /// Last writer of each block.
+    /// The last writer of each block.
     medium: BTreeMap<u64, u64>,
     writes: u64,
 }
@@ -127,7 +127,7 @@ impl Model {
         model
     }
 
-    /// Fills a large image except for holes, so that it is soon full.
+    /// Fills a large image except for some holes, so that the test soon makes it full.
     fn crowd(&mut self) {
         let mut rng = StdRng::seed_from_u64(1);
         while self.alloc.available_data() > 3000 {
@@ -154,7 +154,7 @@ impl Model {
         }
     }
 
-    /// An extent was allocated: it must have no owner, and it is written at once.
+    /// Writes an extent that was just allocated, after a check that its blocks have no owner.
     fn write(&mut self, e: Extent) -> u64 {
         assert!(e.start >= self.geometry.data_start && e.end().0 <= self.geometry.total_blocks, "{e:?}");
         assert_eq!(e.start.0 / GROUP_BLOCKS, (e.end().0 - 1) / GROUP_BLOCKS, "{e:?} crosses a group");
@@ -189,7 +189,7 @@ impl Model {
         }
     }
 
-    /// A placed extent, or its first half; the rest stays placed.
+    /// Removes and returns a placed extent, or its first half; the other half stays placed.
     fn take_placed(&mut self, which: u8, part: bool) -> Option<Extent> {
         if self.placed.is_empty() {
             return None;
@@ -305,13 +305,13 @@ impl Model {
 
     fn finish(&mut self, fail: bool) {
         let Some(InFlight { frozen, generation, image, cut }) = self.in_flight.take() else { return };
-        // The log is forced to the cut before anything is written, even by a checkpoint that fails
-        // afterwards.
+        // The log is forced to the cut before the checkpoint writes anything, even if the
+        // checkpoint fails afterwards.
         self.durable(cut);
         write_frozen(&self.device, &frozen, generation);
         if fail {
             self.alloc.abandon(frozen);
-            // The next checkpoint must fall on the same slot.
+            // The next checkpoint must use the same slot.
             self.current = self.current.next();
         } else {
             self.alloc.written(frozen);
@@ -325,8 +325,8 @@ impl Model {
         }
     }
 
-    /// Checks that the last durable checkpoint wrote exactly what was owned at its cut, block by
-    /// block.
+    /// Checks block by block that the last durable checkpoint wrote exactly the blocks owned at its
+    /// cut.
     fn check_load(&self) -> Alloc {
         let (generation, image, _) = &self.durable;
         let loaded = Alloc::load(&self.device, &self.geometry, *generation).unwrap();
@@ -347,7 +347,8 @@ impl Model {
         loaded
     }
 
-    /// Power fails: a suffix of the log that was not durable is lost, then recovery runs.
+    /// Simulates a power failure: a suffix of the log that was not durable is lost, then recovery
+    /// runs.
     fn crash(&mut self, lose: u8, copies: u8, seed: u64) {
         let undurable = self.head - self.durable_lsn;
         self.head -= undurable * lose as u64 / 255;
@@ -360,8 +361,8 @@ impl Model {
         self.deferred.clear();
         self.image = self.durable.1.clone();
         self.current = self.durable.0.next();
-        // The tree is read before replay, so it must be whole already; data only after the durable
-        // frees.
+        // The tree is read before replay, so its nodes must be intact at this time. Data must be
+        // intact only after replay has applied the durable frees.
         self.check_nodes();
 
         self.alloc = self.check_load();
@@ -397,7 +398,7 @@ impl Model {
         self.check();
     }
 
-    /// Checks that every block holds what its owner wrote.
+    /// Checks that every block contains what its owner wrote.
     fn check_medium(&self) {
         for (b, id) in &self.image.data {
             assert_eq!(self.written_by(*b), *id, "foreign bytes in data block {b}");
@@ -468,7 +469,7 @@ impl Model {
         self.check();
     }
 
-    /// Checks that all promises are kept to the last block.
+    /// Checks that all promises can be kept, to the last block.
     fn redeem(&mut self) {
         for mut r in std::mem::take(&mut self.reservations) {
             while r.blocks() > 0 {

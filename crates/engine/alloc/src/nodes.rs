@@ -1,4 +1,4 @@
-//! Node slots: reservations, the slots themselves, and how the pool is refilled and shrunk.
+//! Node slots: reservations, allocation and release, and how the pool is refilled and shrunk.
 
 use crate::bitmap::BITS;
 use crate::group::SLOT_RUN;
@@ -18,8 +18,8 @@ impl Alloc {
     /// Returns `None` if the slots are missing now but may be returned: some are deferred to the
     /// next checkpoint or held by running operations, or records that freed blocks are not yet
     /// durable. The caller makes a checkpoint and tries again. A [`NodeClass::Normal`] caller
-    /// should give up with NoSpace after a few useless checkpoints, because other operations may
-    /// take the returned slots. `Err(NoSpace)` if no checkpoint would help.
+    /// should give up with NoSpace after a few checkpoints without success, because other
+    /// operations may take the returned slots. Fails with NoSpace if no checkpoint would help.
     pub fn reserve_nodes(&self, slots: u32, class: NodeClass) -> Result<Option<NodeReservation>> {
         let slots = slots as u64;
         if self.pool.is_low() {
@@ -28,7 +28,7 @@ impl Alloc {
         if let Some(reservation) = self.pool.reserve(slots, class) {
             return Ok(Some(reservation));
         }
-        // The request is larger than the pool's floor, or other threads took the slots.
+        // The request needs more than the pool's floor, or other threads took the slots.
         self.refill(BlockNo(0), || self.pool.missing(slots, class));
         if let Some(reservation) = self.pool.reserve(slots, class) {
             return Ok(Some(reservation));
@@ -40,15 +40,15 @@ impl Alloc {
         }
     }
 
-    /// Waits until an operation returns its promise, or until slots that are moving between the
-    /// pool and free space have arrived, for at most `limit`.
+    /// Waits until an operation returns its promise, or until slots in transit between the pool and
+    /// free space have arrived, but at most for `limit`.
     pub fn wait_for_nodes(&self, limit: Duration) -> Waited {
         self.pool.wait_returned(limit)
     }
 
-    /// Makes a slot of the pool a node, preferably the first at or after `near` (0: after the last
-    /// slot). The caller should hold a [`NodeReservation`]; without one the call may fail with
-    /// NoSpace.
+    /// Makes a slot of the pool a node. Prefers the first slot at or after `near`; `near` 0 means
+    /// after the last allocated slot. The caller should hold a [`NodeReservation`]; without one the
+    /// call may fail with NoSpace.
     pub fn alloc_node(&self, near: BlockNo) -> Result<BlockNo> {
         let slot = match self.pool.take(near) {
             Some(slot) => slot,
@@ -65,7 +65,7 @@ impl Alloc {
 
     /// Frees a node that was born in generation `born`. `current` is the current generation.
     ///
-    /// Addresses are from the image, so an impossible address is corruption, not a broken
+    /// The address comes from the image, so an impossible address is corruption, not a broken
     /// invariant.
     pub fn free_node(&self, addr: BlockNo, born: Generation, current: Generation) -> Result<()> {
         let inside = addr >= self.geometry.data_start
@@ -79,7 +79,7 @@ impl Alloc {
         self.with_group(addr.0 / GROUP_BLOCKS, |group| group.disown_slot((addr.0 % GROUP_BLOCKS) as u32))?;
         self.owned_free.fetch_add(NODE_BLOCKS, SeqCst);
         trace::note(|| Event::NodeFreed { addr, born, current });
-        // Broken on purpose: a node that the last checkpoint reads is free at once.
+        // Broken on purpose: a node that the last checkpoint uses is reusable at once.
         if born == current || broken::is(Variant::ReuseReplacedNode) {
             self.pool.add_spent(addr.0, current);
         } else {
@@ -88,14 +88,16 @@ impl Alloc {
         Ok(())
     }
 
-    /// Checkpoint `generation` is durable: slots that were freed up to it return to the pool.
+    /// Called when checkpoint `generation` is durable: slots that were freed up to that generation
+    /// return to the pool.
     pub fn checkpoint_durable(&self, generation: Generation) {
         let surplus = self.pool.checkpoint_durable(generation);
         self.release_slots(&surplus);
         self.top_up();
     }
 
-    /// Moves `blocks` more blocks from the pool to data, or none if the pool cannot spare them.
+    /// Moves slots with at least `blocks` blocks from the pool to data. Returns false, and moves
+    /// none, if the pool cannot spare them.
     pub(crate) fn shrink_pool(&self, blocks: u64) -> bool {
         let slots = self.pool.shrink(blocks.max(1));
         self.release_slots(&slots);
@@ -107,8 +109,8 @@ impl Alloc {
         self.pool.arrived(slots.len() as u64);
     }
 
-    /// Frees slots that left the pool. Returns how many of their blocks became free, which are not
-    /// yet counted as available.
+    /// Frees the blocks of slots that have left the pool. Returns how many became free; the caller
+    /// adds them to the available space.
     pub(crate) fn unclaim(&self, slots: &[u64]) -> u64 {
         let release = |slot: &u64| {
             let bit = (slot % GROUP_BLOCKS) as u32;
@@ -124,7 +126,7 @@ impl Alloc {
         }
     }
 
-    /// Claims as many slots as `lack` returns, as far as unpromised free space has them.
+    /// Claims as many slots as `lack` returns, as far as unpromised free space has that many.
     pub(crate) fn refill(&self, near: BlockNo, lack: impl Fn() -> u64) {
         if self.refill_stuck.load(SeqCst) || self.space.available() < NODE_BLOCKS {
             return;
@@ -134,8 +136,8 @@ impl Alloc {
         if lack == 0 {
             return;
         }
-        // Set before the search and cleared by each free, so that a block freed during the search
-        // is not missed.
+        // The flag is set before the search, and each free clears it, so that a block freed during
+        // the search is not missed.
         self.refill_stuck.store(true, SeqCst);
         self.pool.depart(lack);
         let granted = self.space.take_slots(lack);
@@ -151,15 +153,15 @@ impl Alloc {
         tracing::trace!(lack, granted, claimed = slots.len(), "node pool refill");
     }
 
-    /// Claims `want` slots. Long runs from all groups are taken first, so that checkpoints write
-    /// nodes in few large writes and data is not fragmented; after that any four aligned blocks.
+    /// Claims `want` slots. Takes long runs from all groups first, so that checkpoints write nodes
+    /// in few large writes and data is not fragmented; after that, takes any four aligned blocks.
     fn claim_slots(&self, near: BlockNo, want: usize, out: &mut Vec<u64>) {
         let near = if near.0 == 0 { BlockNo(self.node_goal.load(Relaxed)) } else { near };
         let (home, count) = (self.locate(near).0, self.cells.len());
         for runs in [true, false] {
             for g in (0..count).map(|i| (home + i) % count) {
-                // A group may hold several runs; each pass takes one, so the loop ends with the
-                // group's free blocks.
+                // A group may contain several runs; each iteration takes one, so the loop ends when
+                // the group has no more.
                 loop {
                     let before = out.len();
                     let left = (want - before).min(BITS as usize) as u32;
@@ -182,7 +184,7 @@ impl Alloc {
         }
     }
 
-    /// Fills the pool at mount time, so that a lack of space shows early.
+    /// Fills the pool at mount time, so that a lack of space is detected early.
     pub(crate) fn fill_pool(&self) {
         self.refill(BlockNo(0), || self.pool.missing(0, NodeClass::Normal));
     }

@@ -1,41 +1,41 @@
-//! The pool of node slots. They are claimed physically, so that neither a full nor a fragmented
-//! image starves the tree.
+//! The pool of node slots. The slots are claimed as physical blocks, so that neither a full nor a
+//! fragmented image leaves the tree without slots.
 //!
 //! # Rules
-//! 1. A slot of the pool is busy, not owned, and marked in `nodes` of its group. The space
-//!    available to data does not count it.
-//! 2. [`NodeClass::Normal`] may not take the lowest `protected` slots. A part of them is for
-//!    [`NodeClass::Promised`], so that data that was accepted finds the nodes for its extents. The
-//!    lowest `reclaim` slots are only for [`NodeClass::Reclaim`]: unlink, truncate, replay.
-//!    Writeback splits leaves, and a checkpoint does not return the slots of a split. If writeback
-//!    could take the last slots, no operation could free space any longer.
-//! 3. The working part above serves all operations. When data is short of space, the pool shrinks
-//!    to `floor` = protected + half the working part, not to the protected part alone. So renames,
-//!    chmods and the small creates that prepare a clean-up still work.
-//! 4. Freed slots return to the pool, not to data: the tree keeps what it had, however fragmented
-//!    the image has become. They are *deferred* while the last durable checkpoint may read them.
-//!    Slots of nodes that were born and freed since the last cut are *spent*: the tree may reuse
-//!    them, data may not before the next checkpoint (reason 6 of the crate's documentation).
+//! 1. A slot of the pool is busy, not owned, and marked in the `nodes` bitmap of its group. The
+//!    space available to data does not include it.
+//! 2. [`NodeClass::Normal`] must leave `protected` slots in the pool. Some of these are for
+//!    [`NodeClass::Promised`], so that accepted data finds the nodes for its extents. The last
+//!    `reclaim` slots are only for [`NodeClass::Reclaim`]: unlink, truncate, replay. The reason is
+//!    that writeback splits leaves, and a checkpoint does not return the slots of a split. If
+//!    writeback could take the last slots, no operation could free space any longer.
+//! 3. The slots above `protected`, the working part, serve all operations. When data is short of
+//!    space, the pool shrinks to `floor` = protected + half the working part, not to the protected
+//!    slots alone. So renames, chmods and the small creates that prepare a clean-up still work.
+//! 4. Freed slots return to the pool, not to data: the tree keeps its slots, however fragmented the
+//!    image has become. Slots are *deferred* while the last durable checkpoint may read them. Slots
+//!    of nodes that were born and freed since the last cut are *spent*: the tree may reuse them at
+//!    once, but data may not before the next checkpoint (reason 6 of the crate's documentation).
 //! 5. Data takes no blocks while slots plus deferred slots are below `floor` and free space has
-//!    slots ([`NodePool::is_short`]). So when deletes free space, a pool that is short is refilled
-//!    first.
+//!    slots ([`NodePool::is_short`]). So when deletions free space, a short pool is refilled first.
 //!
 //! # Locks
-//! One mutex (rank Leaf) guards slots and deferred slots together. It is taken after a group's lock
-//! or alone, never before one. Promises need no mutex: each operation makes one and returns it, and
-//! with a mutex they were the second lock at which creations stopped scaling. They are counted in
-//! one atomic number, slots less promises (`unpromised`):
-//! - A promise is made only if the number stays at or above what its class must leave. Slots leave
-//!   the pool for data by the same test ([`NodePool::claim`]), before they are removed from the
-//!   set. So no slot is promised and given to data.
-//! - Slots are in the set before the number grows, and a thread with a promise takes the mutex to
-//!   take one. So a promised slot is found.
-//! - Promises are the slots of the set less the number, read under the mutex. An operation returns
-//!   its promise after its last use of the pool. So [`Refusal::Hopeless`] is right: if it sees no
-//!   promise, it sees everything that the holders of promises have moved.
-//! - A thread that waits for promises is counted (`waiting`) before it looks at the number. A
-//!   thread that returns a promise changes the number before it looks at the count, and notifies
-//!   under the mutex. Both are sequentially consistent, so no wake-up is lost.
+//! One mutex (rank Leaf) guards slots and deferred slots together. A thread takes it after a
+//! group's lock or alone, never before a group's lock. Promises need no mutex: each operation makes
+//! and returns one, and under a mutex promises were the second lock at which creations stopped
+//! scaling. They are counted in one atomic number, slots minus promises (`unpromised`):
+//! - A promise is made only if the number stays at or above the class's floor. Slots leave the pool
+//!   for data by the same test ([`NodePool::claim`]), before they are removed from the set. So no
+//!   promised slot is given to data.
+//! - Slots are added to the set before the number grows, and a thread with a promise takes the
+//!   mutex to take a slot. So it finds a promised slot.
+//! - The number of promises is the number of slots in the set minus `unpromised`, read under the
+//!   mutex. An operation returns its promise after its last use of the pool. So
+//!   [`Refusal::Hopeless`] is correct: a thread that sees no promise also sees all slots that the
+//!   holders of promises have moved.
+//! - A thread that waits for promises increments `waiting` before it reads the number. A thread
+//!   that returns a promise changes the number before it reads `waiting`, and notifies under the
+//!   mutex. Both are sequentially consistent, so no wake-up is lost.
 
 use crate::Space;
 use kedge_base::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -46,31 +46,32 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Class of a reservation of nodes.
+/// Class of a reservation of nodes. It determines how many slots the reservation must leave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NodeClass {
-    /// Must not use the protected slots.
+    /// Ordinary operations. They must leave the protected slots.
     Normal,
-    /// Writeback and the records of an fsync. Must not use the slots that freeing space needs.
+    /// Writeback and the records of an fsync. They must leave the slots for operations that free
+    /// space.
     Promised,
-    /// May use the whole pool: unlink, truncate, replay.
+    /// Operations that free space: unlink, truncate, replay. They may use the whole pool.
     Reclaim,
 }
 
 #[derive(Debug)]
 pub(crate) struct NodePool {
-    /// Computed from the size of the data area, and again after a resize.
+    /// Computed from the size of the data area, and computed again after a resize.
     promised_max: AtomicU64,
     reclaim: AtomicU64,
-    /// Derived from the state, and read without the lock.
+    /// Whether the pool is short (rule 5); a copy for reading without the lock.
     short: AtomicBool,
-    /// Free slots less promises: negative while operations that took slots still have their
+    /// Free slots minus promises. Negative while operations that took slots still hold their
     /// promise.
     unpromised: Line,
-    /// Threads that wait for `returned`.
+    /// Number of threads that wait for `returned`.
     waiting: AtomicUsize,
     state: Mutex<State>,
-    /// Signalled when a promise is returned, and when moving slots have arrived.
+    /// Notified when a promise is returned, and when slots in transit have arrived.
     returned: Condvar,
 }
 
@@ -82,26 +83,26 @@ struct Line(AtomicI64);
 #[derive(Debug, Default)]
 struct State {
     slots: BTreeSet<u64>,
-    /// Slots, a subset of `slots`, that were nodes in the given generation, which is in no durable
-    /// checkpoint yet.
+    /// The members of `slots` that were nodes in the given generation, whose checkpoint is not
+    /// durable yet.
     spent: BTreeMap<u64, Generation>,
-    /// The part of the promises that no operation returns: see [`NodeReservation::keep`].
+    /// Number of promised slots that are kept beyond an operation: see [`NodeReservation::keep`].
     kept: u64,
-    /// An upper bound on the slots on their way between free space and the pool, in either
-    /// direction: neither has them.
+    /// Upper bound of the slots in transit between free space and the pool, in either direction:
+    /// neither counts them.
     moving: u64,
     deferred: BTreeMap<Generation, Vec<u64>>,
     deferred_count: u64,
-    /// End of the last slot allocated. The next slot without a goal is taken from here, so that the
-    /// nodes of one checkpoint can be merged into large writes.
+    /// End of the last allocated slot. The next slot without a goal is taken from here on, so that
+    /// the nodes of one checkpoint can be merged into large writes.
     cursor: u64,
-    /// Slots allocated since the last checkpoint became durable. The next generation will need
-    /// about as many.
+    /// Number of slots allocated since the last checkpoint became durable. The next generation will
+    /// need about as many.
     handed_out: u64,
 }
 
 impl State {
-    /// Slots that data may take as soon as there is a checkpoint in which they were no nodes.
+    /// Returns the number of slots that are not spent, which data may take.
     fn unspent(&self) -> u64 {
         (self.slots.len() - self.spent.len()) as u64
     }
@@ -111,8 +112,8 @@ impl State {
     }
 }
 
-/// Stores a flag only if it changes. Many operations read it, and a store would take the cache line
-/// from all other processors.
+/// Stores a flag only if its value changes. Many operations read the flag, and a store would
+/// invalidate the cache line on all other processors.
 fn note(flag: &AtomicBool, is: bool) {
     if flag.load(SeqCst) != is {
         flag.store(is, SeqCst);
@@ -123,46 +124,47 @@ fn note(flag: &AtomicBool, is: bool) {
 pub(crate) enum Refusal {
     /// Running operations or a checkpoint will return slots.
     Later,
-    /// Everything outstanding would not be enough.
+    /// Even with all slots that are still to be returned there would not be enough.
     Hopeless,
 }
 
-/// The outcome of a wait for the promises of other operations.
+/// The result of a wait for other operations to return their promises.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Waited {
-    /// An operation returned its promise, or moving slots arrived.
+    /// An operation returned its promise, or slots in transit arrived.
     Returned,
-    /// Neither happened within the limit.
+    /// No promise was returned and no slots arrived within the limit.
     TimedOut,
     /// No promise was held, so there was no wait.
     NothingHeld,
 }
 
-/// Counts of the pool at one moment.
+/// Counts of the pool, read together under the mutex.
 pub(crate) struct PoolCounts {
     pub slots: u64,
     pub promised: u64,
     pub deferred: u64,
-    /// Slots that data may have if it is short of space.
+    /// Number of slots that data may take when it is short of space.
     pub surplus: u64,
-    /// Slots that the pool takes from free space before data may.
+    /// Number of slots that the pool takes from free space before data may take blocks.
     pub lack: u64,
 }
 
-/// The slots for promises, and those for reclaim, of a data area of `blocks`.
+/// Returns the numbers of slots for [`NodeClass::Promised`] and for [`NodeClass::Reclaim`], for a
+/// data area of `blocks` blocks.
 fn shares(blocks: u64) -> (u64, u64) {
-    // A 64th of all nodes that could exist, which is 256 data blocks for each promised slot. So
-    // even if every delayed block of a full image becomes an extent of its own, that part has
-    // enough leaves to hold them. It may not have enough for the splits if the extents belong
-    // in many full leaves: then writeback fails with ENOSPC, the data stays dirty, and the next
-    // deletion makes room. The upper bound covers 1 GiB of such blocks, more than writeback
-    // allows to accumulate. For deletes: two or more of the smallest steps at once.
+    // Promised: a 64th of all nodes that could exist, which is one slot for 256 data blocks. So
+    // even if every delayed block of a full image becomes an extent of its own, these slots suffice
+    // for the leaves with the extents. They may not suffice for the splits if the extents belong in
+    // many full leaves: then writeback fails with ENOSPC, the data stays dirty, and the next
+    // deletion makes room. The upper bound covers 1 GiB of such blocks, more than writeback allows
+    // to accumulate. Reclaim: enough for two or more of the smallest steps of a deletion at once.
     let promised = (blocks / NODE_BLOCKS / 64).clamp(32, 1024);
     (promised, promised.min(64))
 }
 
 impl NodePool {
-    /// A pool for a data area of `blocks`.
+    /// Makes an empty pool for a data area of `blocks` blocks.
     pub(crate) fn new(blocks: u64) -> NodePool {
         let (promised, reclaim) = shares(blocks);
         NodePool {
@@ -176,7 +178,7 @@ impl NodePool {
         }
     }
 
-    /// Adapts the reserves to a data area of another size.
+    /// Adapts the reserves to a new size of the data area.
     pub(crate) fn resize(&self, blocks: u64) {
         let (promised, reclaim) = shares(blocks);
         self.promised_max.store(promised, SeqCst);
@@ -192,48 +194,49 @@ impl NodePool {
         self.promised_max.load(SeqCst)
     }
 
-    /// Slots that [`NodeClass::Normal`] may not take.
+    /// Returns the number of slots that [`NodeClass::Normal`] must leave.
     pub(crate) fn protected(&self) -> u64 {
         self.promised_max.load(SeqCst) + self.reclaim()
     }
 
-    /// Slots that the pool keeps, however short of space data is.
+    /// Returns the number of slots that the pool keeps even when data is short of space.
     pub(crate) fn floor(&self) -> u64 {
         self.protected() + self.working() / 2
     }
 
-    /// The number of free slots to which a refill fills the pool.
+    /// Returns the number of free slots to which a refill fills the pool.
     pub(crate) fn target(&self) -> u64 {
         self.protected() + self.working()
     }
 
-    /// Whether the pool must be refilled before data takes space (rule 5).
+    /// Returns whether the pool must be refilled before data takes space (rule 5).
     pub(crate) fn is_short(&self) -> bool {
         self.short.load(SeqCst)
     }
 
-    /// Whether there are fewer free slots than `floor`, not counting deferred ones.
+    /// Returns whether there are fewer unpromised free slots than `floor`, not counting deferred
+    /// slots.
     pub(crate) fn is_low(&self) -> bool {
         self.unpromised() < self.floor()
     }
 
-    /// Free slots that are not promised.
+    /// Returns the number of free slots that are not promised.
     fn unpromised(&self) -> u64 {
         self.unpromised.0.load(SeqCst).max(0) as u64
     }
 
-    /// The slots that are promised, at one moment.
+    /// Returns the number of promised slots. `state` shows that the caller holds the mutex.
     fn promised(&self, state: &State) -> u64 {
         let promised = state.slots.len() as i64 - self.unpromised.0.load(SeqCst);
         promised.try_into().expect("no promise is returned twice")
     }
 
-    /// Slots that data may take if `keep` unpromised slots stay, at one moment.
+    /// Returns the number of slots that data may take if `keep` unpromised slots must stay.
     fn surplus(&self, state: &State, keep: u64) -> u64 {
         self.unpromised().saturating_sub(keep).min(state.unspent())
     }
 
-    /// Takes up to `max` of the unpromised slots and leaves `keep`. Returns how many.
+    /// Subtracts up to `max` unpromised slots from the number and leaves `keep`. Returns how many.
     fn claim(&self, max: u64, keep: u64) -> u64 {
         let part = |unpromised: i64| (unpromised.max(0) as u64).saturating_sub(keep).min(max);
         let less = |unpromised: i64| Some(unpromised - part(unpromised) as i64);
@@ -241,7 +244,8 @@ impl NodePool {
         part(before)
     }
 
-    /// Slots that were added to the set may be promised from now on.
+    /// Adds `slots` to the unpromised slots; they are in the set already, or their promise has
+    /// ended.
     fn offer(&self, slots: u64) {
         self.unpromised.0.fetch_add(slots as i64, SeqCst);
     }
@@ -268,11 +272,11 @@ impl NodePool {
         granted.then(|| NodeReservation { pool: self.clone(), slots: n, kept: false })
     }
 
-    /// The refusal of a request that [`NodePool::reserve`] and a refill could not serve.
+    /// Returns the reason why [`NodePool::reserve`] and a refill could not serve a request.
     ///
-    /// While there is any promise, slots are moving between pool, tree and the deferred list, so
-    /// their sum says nothing, and the refusal is `Later`. The promises end soon, since their
-    /// holders never wait for space.
+    /// While there is any promise, slots may be on the way between pool, tree and the deferred
+    /// list, so their sum proves nothing, and the result is `Later`. Promises end soon, because
+    /// their holders never wait for space.
     pub(crate) fn refusal(&self, n: u64, class: NodeClass) -> Refusal {
         let need = n + self.class_floor(class);
         let state = self.state.lock();
@@ -283,7 +287,7 @@ impl NodePool {
         }
     }
 
-    /// Waits until a promise is returned or moving slots have arrived, for at most `limit`.
+    /// Waits until a promise is returned or slots in transit have arrived, but at most for `limit`.
     pub(crate) fn wait_returned(&self, limit: Duration) -> Waited {
         let mut state = self.state.lock();
         self.waiting.fetch_add(1, SeqCst);
@@ -296,27 +300,27 @@ impl NodePool {
         waited
     }
 
-    /// Returns a promise of `slots`, of which `kept` were kept.
+    /// Returns a promise of `slots` slots, of which `kept` were kept beyond an operation.
     fn take_back(&self, slots: u64, kept: u64) {
         if kept > 0 {
             self.state.lock().kept -= kept;
         }
         self.offer(slots);
         if self.waiting.load(SeqCst) > 0 {
-            // A waiter increments `waiting` and falls asleep under the mutex. Taking the mutex
-            // here keeps the notification from coming between the two.
+            // A waiter increments `waiting` and goes to sleep under the mutex. Taking the mutex
+            // here prevents a notification between these two steps.
             let _state = self.state.lock();
             self.returned.notify_all();
         }
     }
 
-    /// Counts up to `slots` as moving, before they leave free space for the pool or the pool for
-    /// free space.
+    /// Counts `slots` as in transit, before at most this number leaves free space for the pool or
+    /// the pool for free space.
     pub(crate) fn depart(&self, slots: u64) {
         self.state.lock().moving += slots;
     }
 
-    /// Counts them as arrived, in the pool or in free space.
+    /// Ends the transit of `slots` slots: they have arrived in the pool or in free space.
     pub(crate) fn arrived(&self, slots: u64) {
         if slots > 0 {
             self.state.lock().moving -= slots;
@@ -324,19 +328,20 @@ impl NodePool {
         }
     }
 
-    /// How many slots are missing for a request, or to the target if that is more.
+    /// Returns how many slots are missing for a request, or for reaching the target if that needs
+    /// more.
     pub(crate) fn missing(&self, n: u64, class: NodeClass) -> u64 {
         let want = (n + self.class_floor(class)).max(self.target());
         want.saturating_sub(self.unpromised())
     }
 
-    /// How many slots are missing to `floor` (rule 5).
+    /// Returns how many slots are missing to `floor` (rule 5).
     pub(crate) fn lack(&self) -> u64 {
         self.floor().saturating_sub(self.state.lock().level())
     }
 
-    /// Takes a slot at or after `near`, or after the last one allocated if `near` is 0; wraps
-    /// around.
+    /// Takes the first slot at or after `near`, or after the last allocated slot if `near` is 0.
+    /// Continues at the lowest slot after the highest.
     pub(crate) fn take(&self, near: BlockNo) -> Option<u64> {
         self.with(|s| {
             let from = if near.0 == 0 { s.cursor } else { near.0 };
@@ -359,7 +364,7 @@ impl NodePool {
         });
     }
 
-    /// Returns the slot of a node to the pool that was born in `generation` and is in no
+    /// Adds the slot of a node to the pool that was born and freed in `generation` and is in no
     /// checkpoint.
     pub(crate) fn add_spent(&self, slot: u64, generation: Generation) {
         self.with(|s| {
@@ -377,11 +382,11 @@ impl NodePool {
         });
     }
 
-    /// Returns the slots to the pool that were deferred up to `generation`. The result are the
+    /// Moves slots that were deferred up to `generation` into the pool. Removes and returns the
     /// slots that the pool will not need.
     ///
-    /// The pool keeps the slots of two generations above the target: a tree that copies N nodes in
-    /// each generation has N deferred ones while it takes N others. Slots that a shrunken tree no
+    /// Above the target the pool keeps slots for two generations: a tree that copies N nodes in
+    /// each generation has N deferred slots while it takes N others. Slots that a shrunken tree no
     /// longer needs go to data, highest addresses first, which keeps the tree at low addresses.
     pub(crate) fn checkpoint_durable(&self, generation: Generation) -> Vec<u64> {
         self.with(|s| {
@@ -401,7 +406,8 @@ impl NodePool {
         })
     }
 
-    /// Removes slots for `blocks` blocks of data from the pool, or none if it cannot spare as many.
+    /// Removes slots with at least `blocks` blocks for data from the pool, or none if it cannot
+    /// spare that many.
     pub(crate) fn shrink(&self, blocks: u64) -> Vec<u64> {
         let want = blocks.div_ceil(NODE_BLOCKS);
         self.with(|s| {
@@ -410,7 +416,7 @@ impl NodePool {
             }
             let count = self.claim(want, self.floor());
             if count < want {
-                // An operation has just been promised a part.
+                // An operation was promised some of the slots since the check above.
                 self.offer(count);
                 return Vec::new();
             }
@@ -418,7 +424,7 @@ impl NodePool {
         })
     }
 
-    /// Removes slots that end after block `end`, as far as they are not promised.
+    /// Removes slots that extend beyond block `end`, as far as they are not promised.
     pub(crate) fn evict(&self, end: u64) -> Vec<u64> {
         self.with(|s| {
             let beyond = s.slots.range(end.saturating_sub(NODE_BLOCKS - 1)..).count() as u64;
@@ -433,13 +439,13 @@ impl NodePool {
         })
     }
 
-    /// The number of slots to which a refill fills the pool of a data area of `blocks`.
+    /// Returns the target of a pool for a data area of `blocks` blocks.
     pub(crate) fn target_of(blocks: u64) -> u64 {
         let (promised, reclaim) = shares(blocks);
         2 * promised + reclaim
     }
 
-    /// Removes all slots, none of which may be promised.
+    /// Removes and returns all slots, none of which may be promised.
     pub(crate) fn drain(&self) -> Vec<u64> {
         self.with(|s| {
             assert_eq!(self.promised(s), 0, "slots are promised");
@@ -449,13 +455,14 @@ impl NodePool {
         })
     }
 
-    /// Slots that data could have once none is spent or deferred.
+    /// Returns how many slots data could take once no slot is spent or deferred.
     pub(crate) fn surplus_after_checkpoint(&self) -> u64 {
         let s = self.state.lock();
         s.level().saturating_sub(self.promised(&s) + self.floor())
     }
 
-    /// The same once the running operations have ended, which may keep a few slots for new nodes.
+    /// Returns how many slots data could take once, in addition, the running operations have ended.
+    /// These may keep a few slots for new nodes.
     pub(crate) fn surplus_soon(&self) -> u64 {
         let s = self.state.lock();
         (s.level() + s.moving).saturating_sub(s.kept + self.floor())
@@ -473,7 +480,8 @@ impl NodePool {
     }
 }
 
-/// Removes `count` slots that are not spent, highest addresses first. They are claimed.
+/// Removes `count` slots that are not spent, highest addresses first. The caller has subtracted
+/// them from the unpromised slots ([`NodePool::claim`]).
 fn pop_unspent(s: &mut State, count: u64) -> Vec<u64> {
     let unspent = s.slots.iter().rev().filter(|slot| !s.spent.contains_key(slot));
     let out: Vec<u64> = unspent.take(count as usize).copied().collect();
@@ -484,8 +492,8 @@ fn pop_unspent(s: &mut State, count: u64) -> Vec<u64> {
 }
 
 /// A promise of node slots for one operation. Slots that the operation takes are not subtracted
-/// from its promise, so the pool looks emptier than it is until the reservation is dropped, right
-/// after the operation's commit. That errs on the safe side, and the tree need not know about
+/// from its promise, so the pool appears emptier than it is until the reservation is dropped, right
+/// after the operation's commit. This errs on the safe side, and the tree need not know about
 /// reservations. Must not be dropped under a lock of rank Leaf.
 #[derive(Debug)]
 #[must_use = "dropping a reservation gives it back"]
@@ -507,7 +515,7 @@ impl NodeReservation {
         self.slots += std::mem::take(&mut other.slots);
     }
 
-    /// The same promise, for longer than an operation: no thread waits until it is returned.
+    /// Keeps the promise beyond an operation: threads that need slots do not wait for its return.
     pub fn keep(mut self) -> NodeReservation {
         if !std::mem::replace(&mut self.kept, true) {
             self.pool.with(|s| s.kept += self.slots);

@@ -1,16 +1,17 @@
 //! Growing an image while it is in use.
 //!
 //! # Steps
-//! 1. [`Alloc::grow`], under the exclusive epoch guard that the cut of a checkpoint holds as well:
-//!    the new blocks, and those of allocation maps that moved, are no longer owned. They stay busy.
-//!    If the maps moved, every group is dirty, so the checkpoint writes all bitmaps to their new
-//!    place.
+//! 1. [`Alloc::grow`], under the exclusive epoch guard that also covers the cut of a checkpoint:
+//!    the new blocks, and those of allocation maps that moved, are no longer owned, but stay busy.
+//!    If the maps moved, every group becomes dirty, so the checkpoint writes all bitmaps to their
+//!    new location.
 //! 2. The checkpoint of that cut writes the bitmaps and the index in the new layout, then the
-//!    superblock slot, which names the new size. Nothing that the old slot reads is written.
+//!    superblock slot with the new size. Nothing that the old slot uses is overwritten.
 //! 3. [`Alloc::written`]: the slot is durable, and the added blocks become free (reason 9 of the
 //!    crate's documentation).
 //!
-//! If the checkpoint is deferred, so is the release: it belongs to the frozen state.
+//! If the checkpoint is delayed, the added blocks wait as well, because they belong to its frozen
+//! state.
 
 use crate::{Alloc, Durable, Extent};
 use kedge_base::atomic::Ordering::SeqCst;
@@ -21,7 +22,8 @@ use kedge_format::superblock::{Geometry, INCOMPAT_CLONES, INCOMPAT_LIMITS, INCOM
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The parts of `range` outside of `runs`, which have a start and a length and do not overlap.
+/// Returns the parts of `range` outside of `runs`, given as (start, length) pairs that do not
+/// overlap.
 pub(crate) fn outside(range: Range<u64>, runs: &[(u64, u64)]) -> Vec<Range<u64>> {
     let mut inside: Vec<_> = runs.iter().map(|(start, len)| *start..start + len).collect();
     inside.sort_by_key(|run| run.start);
@@ -37,7 +39,8 @@ pub(crate) fn outside(range: Range<u64>, runs: &[(u64, u64)]) -> Vec<Range<u64>>
 }
 
 impl Alloc {
-    /// Makes the groups of a layout accessible, before the cut: an image may gain millions.
+    /// Makes the groups of a layout accessible. Called before the cut, because an image may gain
+    /// many.
     pub fn prepare_growth(&self, new: &Geometry) {
         self.cells.make(new.groups());
         let watches = self.cells.get(0).lock().watches_frees();
@@ -46,13 +49,13 @@ impl Alloc {
         }
     }
 
-    /// Names the feature of several trees, and that of limits if there are any, in the geometry
-    /// that the next checkpoint writes. The caller holds the exclusive epoch guard.
+    /// Sets the feature of several trees, and with `limits` also the feature of limits, in the
+    /// geometry that the next checkpoint writes. The caller holds the exclusive epoch guard.
     pub fn set_has_trees(&self, limits: bool) {
         self.add_features(INCOMPAT_TREES | if limits { INCOMPAT_LIMITS } else { 0 });
     }
 
-    /// Names the feature of shared blocks in the geometry that the next checkpoint writes.
+    /// Sets the feature of shared blocks in the geometry that the next checkpoint writes.
     pub fn set_has_clones(&self) {
         self.add_features(INCOMPAT_CLONES);
     }
@@ -72,7 +75,7 @@ impl Alloc {
             self.with_group(g, |group| group.apply_free(bit, len))?;
             self.owned_free.fetch_add(len as u64, SeqCst);
         }
-        // Broken on purpose: the blocks are free at once.
+        // Broken on purpose: the blocks are reusable at once.
         match broken::is(Variant::ReuseFreedTree) {
             true => self.release_data(extent),
             false => self.added.lock().push(extent),
@@ -81,7 +84,7 @@ impl Alloc {
     }
 
     /// Switches to the larger layout `new`. The caller holds the exclusive epoch guard, no
-    /// checkpoint is in flight, and the next cut is made before the guard is released.
+    /// checkpoint is in flight, and the caller makes the next cut before it releases the guard.
     pub fn grow(&self, new: &Geometry) {
         let old = self.geometry();
         assert!(new.total_blocks >= old.total_blocks, "the image grows");
@@ -94,7 +97,7 @@ impl Alloc {
 
         let moved = (new.index_start, new.bitmap_start) != (old.index_start, old.bitmap_start);
         let freed = if moved { old.moved_maps() } else { 0..0 };
-        // The block that was the last one held a copy of the superblock.
+        // The last block of the old layout held a copy of the superblock.
         let last = if old.has_copies() { old.total_blocks - 1 } else { old.total_blocks };
         let kept: Vec<(u64, u64)> = new.format_runs().collect();
         let added: Vec<Extent> = [freed, last..new.total_blocks]
@@ -103,7 +106,8 @@ impl Alloc {
             .map(|range| Extent::new(BlockNo(range.start), range.end - range.start))
             .collect();
         self.disown(&added);
-        // The last group may have no added block, only a shorter map of the image's end.
+        // The old last group may gain no free block, but fewer of its bits lie beyond the image's
+        // end.
         let first = if moved { 0 } else { old.groups() - 1 };
         for g in first..new.groups() {
             self.with_group(g, |group| group.dirty = true);
@@ -112,7 +116,7 @@ impl Alloc {
         self.pool.resize(new.total_blocks - new.data_start.0);
     }
 
-    /// The format owns these blocks no longer. They stay busy.
+    /// Removes the format's ownership of these blocks. They stay busy.
     pub(crate) fn disown(&self, extents: &[Extent]) {
         for extent in extents {
             for (g, bit, len) in self.pieces(*extent).expect("inside the new layout") {
@@ -123,7 +127,7 @@ impl Alloc {
         }
     }
 
-    /// Removes the entries of groups that the image no longer has.
+    /// Removes the index entries of groups that the image no longer has.
     pub(crate) fn cut_index(&self, new: &Geometry) {
         let mut durable = self.durable.lock();
         let mut index = durable.index.to_vec();
@@ -131,8 +135,8 @@ impl Alloc {
         *durable = Durable { index: Arc::new(index), slot: durable.slot };
     }
 
-    /// Gives the groups that the image gains an entry in the index. The first checkpoint replaces
-    /// all of its fields but the number of the copy, which is the one that it does not write.
+    /// Adds index entries for the groups that the image gains. The first checkpoint replaces all
+    /// their fields. It reads only the number of the current copy, to write the other one.
     fn extend_index(&self, new: &Geometry) {
         let mut durable = self.durable.lock();
         let mut index = durable.index.to_vec();
@@ -140,7 +144,8 @@ impl Alloc {
         *durable = Durable { index: Arc::new(index), slot: durable.slot };
     }
 
-    /// Frees the blocks that a resize added, once the superblock with the new size is durable.
+    /// Frees the blocks that a resize added. Called once the superblock with the new size is
+    /// durable.
     pub(crate) fn release_added(&self, added: Vec<Extent>) {
         for extent in added {
             self.release_data(extent);

@@ -1,18 +1,19 @@
 //! Making an image smaller while it is in use.
 //!
 //! # Steps
-//! 1. [`Alloc::fence`]: no block from the new end on is allocated any more. The free ones become
-//!    busy, and so does each that becomes free (reason 10 of the crate's documentation). This is in
-//!    memory only: after a crash the image is as large as before, and all of it is free for use.
-//! 2. The caller moves what is there: files' blocks by records, nodes by copying them.
-//!    [`Alloc::evict_slots`] removes the slots of the node pool.
-//! 3. [`Alloc::shrink`], under the exclusive epoch guard that the cut of a checkpoint holds as
-//!    well: if nothing uses a block beyond the end, and no operation is about to, the layout
-//!    becomes the smaller one. Otherwise nothing changes, and the caller tries again.
+//! 1. [`Alloc::fence`]: no block from the new end on is allocated any more. The free blocks there
+//!    become busy, and so does each block there that becomes free (reason 10 of the crate's
+//!    documentation). The fence exists in memory only: after a crash the image has its old size,
+//!    and all of it can be used.
+//! 2. The caller moves everything from these blocks: blocks of files by records, nodes by copying
+//!    them. [`Alloc::evict_slots`] removes the slots of the node pool.
+//! 3. [`Alloc::shrink`], under the exclusive epoch guard that also covers the cut of a checkpoint:
+//!    if nothing uses a block beyond the end, and no operation is about to, the layout becomes the
+//!    smaller one. Otherwise nothing changes, and the caller tries again.
 //! 4. The checkpoint of that cut writes the bitmaps and the index of the remaining groups, then the
-//!    slot that names the size. Maps that moved are in blocks that nothing had used
-//!    ([`Alloc::claim_maps`]). Those that they leave are free once the slot is durable, as in a
-//!    growth.
+//!    slot with the new size. Allocation maps that moved lie in blocks that were unused before
+//!    ([`Alloc::claim_maps`]). The blocks of the old maps become free once the slot is durable, as
+//!    in a growth.
 
 use crate::bitmap::{BITS, Bitmap};
 use crate::pool::NodePool;
@@ -25,19 +26,20 @@ use kedge_format::node::NODE_BLOCKS;
 use kedge_format::superblock::Geometry;
 use std::sync::Arc;
 
-/// Free blocks that a smaller image has beside what is used and the node pool's share: what running
-/// operations were promised.
+/// Number of free blocks that a smaller image must have beside the used blocks and the node pool's
+/// share, for what running operations were promised.
 const SPARE: u64 = 64;
 
 impl Alloc {
-    /// Blocks that files and nodes use or were promised, and those that cannot be used.
+    /// Returns the number of blocks that files and nodes use or were promised, or that cannot be
+    /// used.
     fn needed(&self) -> u64 {
         let format: u64 = self.geometry().format_runs().map(|(_, len)| len).sum();
         let owned = self.cells.len() * GROUP_BLOCKS - self.owned_free.load(SeqCst);
         owned.saturating_sub(format) + self.space.reserved() + self.bad_blocks()
     }
 
-    /// Whether an image of `total` blocks, fewer than now, has room for what `needed` says.
+    /// Returns whether an image with `total` blocks, fewer than now, has room for `needed` blocks.
     fn has_room(&self, geometry: &Geometry, total: u64, needed: u64) -> bool {
         if !geometry.can_have(total) {
             return false;
@@ -49,7 +51,7 @@ impl Alloc {
         room >= needed + NodePool::target_of(total - new.data_start.0) * NODE_BLOCKS + SPARE
     }
 
-    /// The fewest blocks that the image can have with what it contains.
+    /// Returns the smallest number of blocks that the image can have with its present contents.
     pub fn smallest(&self) -> u64 {
         let (geometry, needed) = (self.geometry(), self.needed());
         let (mut low, mut high) = (0, geometry.total_blocks);
@@ -63,8 +65,8 @@ impl Alloc {
         high
     }
 
-    /// Keeps new allocations below `end`. Fails with `NoSpace`, and changes nothing, if more free
-    /// blocks are promised than there are below.
+    /// Keeps new allocations below `end`. Fails with `NoSpace`, and changes nothing, if the
+    /// promised blocks do not fit below `end`.
     pub fn fence(&self, end: BlockNo) -> Result<()> {
         assert_eq!(self.fence.swap(end.0, SeqCst), u64::MAX, "one shrink at a time");
         for g in end.0 / GROUP_BLOCKS..self.cells.len() {
@@ -75,7 +77,7 @@ impl Alloc {
                 return Err(Error::NoSpace);
             }
         }
-        // The pool of a large image could take all that the small one has.
+        // The pool of a large image could otherwise take all free blocks of the smaller image.
         self.pool.resize(end.0 - self.geometry.data_start.0);
         self.evict_slots();
         Ok(())
@@ -93,15 +95,15 @@ impl Alloc {
         self.freed(freed);
     }
 
-    /// Takes the slots beyond the fence out of the node pool, as far as they are not promised, and
-    /// fills it with others.
+    /// Removes the slots beyond the fence from the node pool, as far as they are not promised, and
+    /// refills the pool with others.
     pub fn evict_slots(&self) {
         self.release_slots(&self.pool.evict(self.fence.load(SeqCst)));
         self.refill(BlockNo(0), || self.pool.missing(0, NodeClass::Normal));
     }
 
-    /// Takes adjacent blocks below the fence for allocation maps. They are returned by
-    /// [`Alloc::release_data`], or become the format's with [`Alloc::shrink`].
+    /// Takes adjacent blocks below the fence for allocation maps. The caller returns them through
+    /// [`Alloc::release_data`], or [`Alloc::shrink`] makes them the format's.
     pub fn claim_maps(&self, blocks: u64) -> Result<Extent> {
         let taken = self.space.take_up_to(blocks);
         if taken == blocks && blocks <= GROUP_BLOCKS {
@@ -121,7 +123,7 @@ impl Alloc {
         Err(Error::NoSpace)
     }
 
-    /// Whether nothing uses or is about to use a block beyond the fence.
+    /// Returns whether no block beyond the fence is in use or about to be used.
     pub fn is_vacant(&self) -> bool {
         let (end, geometry) = (self.fence.load(SeqCst), self.geometry());
         let bad: Vec<u64> = self.bad.lock().range(end..).copied().collect();
@@ -143,10 +145,10 @@ impl Alloc {
         })
     }
 
-    /// Switches to the smaller layout `new`, whose maps are in blocks of [`Alloc::claim_maps`] if
-    /// they moved to the data area. Returns false, and changes nothing, if a block beyond the fence
-    /// is in use. The caller holds the exclusive epoch guard, no checkpoint is in flight, and the
-    /// next cut is made before the guard is released.
+    /// Switches to the smaller layout `new`. If its maps moved to other blocks of the data area,
+    /// these blocks come from [`Alloc::claim_maps`]. Returns false, and changes nothing, if a block
+    /// beyond the fence is in use. The caller holds the exclusive epoch guard, no checkpoint is in
+    /// flight, and the caller makes the next cut before it releases the guard.
     pub fn shrink(&self, new: &Geometry) -> bool {
         assert_eq!(self.fence.load(SeqCst), new.vacated_from().0, "the fence is where the image ends");
         if !self.is_vacant() {
@@ -161,7 +163,7 @@ impl Alloc {
                 self.owned_free.fetch_sub(fresh as u64, SeqCst);
             }
         }
-        // A block in quarantine that becomes the format's is not free.
+        // Blocks that the format owns now leave the quarantine.
         let mut bad = self.bad.lock();
         bad.split_off(&new.vacated_from().0);
         self.bad_count.store(bad.len() as u64, SeqCst);
@@ -191,7 +193,7 @@ impl Alloc {
         true
     }
 
-    /// Removes the groups from number `len` on.
+    /// Removes the groups from group number `len` on.
     fn leave_groups(&self, len: u64) {
         let full = {
             let mut bitmap = Bitmap::new();

@@ -4,7 +4,7 @@ use kedge_base::{BlockNo, Error, Extent, Generation, Lsn};
 use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::superblock::Geometry;
 
-/// An allocator of `groups` groups whose first checkpoint is durable.
+/// Makes an allocator of `groups` groups whose first checkpoint is durable.
 fn opened(groups: u64) -> (Alloc, Geometry, TestDevice, Generation) {
     let device = TestDevice::new(9 * GROUP_BLOCKS * 4096);
     let geometry = plan_with_copies(groups * GROUP_BLOCKS, 1024);
@@ -26,7 +26,7 @@ fn check(alloc: &Alloc) {
     alloc.cells.iter().for_each(|cell| cell.lock().check());
 }
 
-/// Reason 10 of the crate's documentation.
+/// Tests reason 10 of the crate's documentation.
 #[test]
 fn blocks_beyond_a_fence_are_not_handed_out_until_it_is_lifted() {
     let (alloc, geometry, ..) = opened(3);
@@ -50,7 +50,7 @@ fn blocks_beyond_a_fence_are_not_handed_out_until_it_is_lifted() {
     alloc.durable(Lsn(10));
     alloc.evict_slots();
     assert!(alloc.is_vacant());
-    assert!(matches!(alloc.alloc_data(BlockNo(0), 1, None), Err(Error::NoSpace)), "freed, and not free");
+    assert!(matches!(alloc.alloc_data(BlockNo(0), 1, None), Err(Error::NoSpace)), "fenced, so not free");
     alloc.unfence();
     taken.into_iter().for_each(|extent| alloc.release_data(extent));
     check(&alloc);

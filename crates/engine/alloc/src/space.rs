@@ -1,14 +1,14 @@
-//! Promises of blocks: how many may still be claimed, independent of their place.
+//! Promises of blocks: counts how many blocks may still be taken, independently of their location.
 //!
 //! # Invariants
-//! 1. At every moment at least `available` + all promised blocks that are not yet placed are clear
-//!    in the busy bitmaps. Hence the order: busy bits are cleared before `available` is raised, and
-//!    a promise is taken before they are set.
+//! 1. At any time at least `available` + all promised blocks that are not yet placed are clear in
+//!    the busy bitmaps. Therefore busy bits are cleared before `available` is raised, and a promise
+//!    is taken before busy bits are set.
 //! 2. So the holder of a promise always finds its blocks, if necessary one at a time. Fragmentation
 //!    cannot break a reservation.
 //!
-//! Reservations belong to dirty pages and live long. So they share the counters through an `Arc`,
-//! and return the rest on drop.
+//! Reservations belong to dirty pages and live long. So each shares the counters through an `Arc`,
+//! and returns its unused blocks on drop.
 
 use kedge_base::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub(crate) struct Space {
     available: AtomicU64,
-    /// Blocks in live [`DataReservation`]s. For [`crate::FreeCounts`] only; decisions use
-    /// `available`.
+    /// Number of blocks in live [`DataReservation`]s. Only for [`crate::FreeCounts`] and the size
+    /// limit of a shrink; allocations use `available`.
     reserved: AtomicU64,
 }
 
@@ -34,12 +34,12 @@ impl Space {
         self.available.fetch_add(blocks, SeqCst);
     }
 
-    /// Takes all of `blocks` or none.
+    /// Takes all of `blocks` or none. Returns whether it took them.
     pub(crate) fn take(&self, blocks: u64) -> bool {
         self.available.fetch_update(SeqCst, SeqCst, |a| a.checked_sub(blocks)).is_ok()
     }
 
-    /// Takes up to `blocks`; returns how many.
+    /// Takes up to `blocks` blocks. Returns how many.
     pub(crate) fn take_up_to(&self, blocks: u64) -> u64 {
         if blocks == 0 {
             return 0;
@@ -50,7 +50,8 @@ impl Space {
     }
 }
 
-/// A promise of blocks for data not yet placed (delayed allocation). Its drop returns the rest.
+/// A promise of blocks for data that is not yet placed (delayed allocation). Dropping it returns
+/// the unused blocks.
 #[derive(Debug)]
 #[must_use = "dropping a reservation gives it back"]
 pub struct DataReservation {
@@ -59,18 +60,18 @@ pub struct DataReservation {
 }
 
 impl DataReservation {
-    /// Wraps blocks that were taken from `space`.
+    /// Makes a reservation of blocks that were taken from `space`.
     pub(crate) fn taken(space: Arc<Space>, blocks: u64) -> DataReservation {
         space.reserved.fetch_add(blocks, SeqCst);
         DataReservation { space, blocks }
     }
 
-    /// Blocks still promised.
+    /// Returns the number of blocks that are still promised.
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Moves `blocks` of the promise, at most all of it, into a reservation of its own.
+    /// Moves `blocks` blocks of the promise into a new reservation, at most all of them.
     pub fn split(&mut self, blocks: u64) -> DataReservation {
         let blocks = blocks.min(self.blocks);
         self.blocks -= blocks;
@@ -83,12 +84,12 @@ impl DataReservation {
         self.blocks += std::mem::take(&mut other.blocks);
     }
 
-    /// Returns `blocks`, at most all, to the unpromised space.
+    /// Returns `blocks` blocks, at most all of them, to the unpromised space.
     pub fn give_back(&mut self, blocks: u64) {
         drop(self.split(blocks));
     }
 
-    /// Uses up `blocks` of the promise for blocks that were placed; nothing is returned.
+    /// Subtracts `blocks` blocks that were placed from the promise, without returning them.
     pub(crate) fn consume(&mut self, blocks: u64) {
         assert!(blocks <= self.blocks, "consumes what was promised");
         self.blocks -= blocks;

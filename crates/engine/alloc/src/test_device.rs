@@ -1,4 +1,4 @@
-//! The sparse memory device of this crate's tests.
+//! A sparse device in memory, for this crate's tests.
 
 use kedge_base::{BLOCK_SIZE, IoBuf, Result};
 use kedge_device::{Completion, CompletionSink, Device, DeviceStats, FuaKind, Geometry, Op, Request};
@@ -85,15 +85,15 @@ impl Device for TestDevice {
     }
 }
 
-/// Geometry of an image of `blocks` blocks with a log of `log_blocks`, and without copies of the
-/// superblock, so that tests may name any block.
+/// Returns the geometry of an image of `blocks` blocks with a log of `log_blocks` blocks. It has no
+/// copies of the superblock, so tests may use any block of the data area.
 pub(crate) fn plan(blocks: u64, log_blocks: u64) -> kedge_format::superblock::Geometry {
     let mut geometry = plan_with_copies(blocks, log_blocks);
     geometry.feature_incompat &= !kedge_format::superblock::INCOMPAT_COPIES;
     geometry
 }
 
-/// [`plan`] of an image with copies of the superblock.
+/// Does what [`plan`] does, for an image with copies of the superblock.
 pub(crate) fn plan_with_copies(blocks: u64, log_blocks: u64) -> kedge_format::superblock::Geometry {
     let block = BLOCK_SIZE as u64;
     kedge_format::superblock::Geometry::plan(
@@ -107,7 +107,7 @@ pub(crate) fn plan_with_copies(blocks: u64, log_blocks: u64) -> kedge_format::su
     .expect("the plan is possible")
 }
 
-/// Writes a frozen state as a checkpoint of `generation` would.
+/// Writes a frozen state as the checkpoint of `generation` would.
 pub(crate) fn write_frozen(
     device: &TestDevice,
     frozen: &crate::FrozenAlloc,
