@@ -78,7 +78,6 @@ impl<W: Write> Sender<'_, W> {
         self.pass(|sender, change| match change {
             TreeChange::Inode { ino, after: Some(attr), .. } if ino == Ino::ROOT => {
                 last = Some(attr);
-                let _ = sender;
                 Ok(())
             }
             TreeChange::Inode { after: Some(attr), .. } => sender.attributes(&attr),
