@@ -1,4 +1,7 @@
 # In a clean system with fuse3: /given has the package.
+# The package is for machines like this one, and names the C library that the program needs.
+test "$(dpkg-deb --field /given/kedgefs.deb Architecture)" = "$(dpkg --print-architecture)"
+dpkg-deb --field /given/kedgefs.deb Depends | grep libc6
 apt-get install --yes /given/kedgefs.deb
 man -w kedge mount.kedgefs 5 kedgefs
 useradd --create-home person

@@ -32,7 +32,7 @@ test "$(cat "$place/mnt/a")" = kept
 # A stopped one unmounts.
 podman stop --time 60 kedgefs-try-mount
 test "$(podman wait kedgefs-try-mount)" = 0
-! mountpoint -q "$place/mnt"
+if mountpoint -q "$place/mnt"; then exit 1; fi
 podman rm kedgefs-try-mount
 "${run[@]}" --rm "$image" fsck -f /srv/disk.kedge
 

@@ -31,3 +31,8 @@ kedge mount disk.kedge mnt
 test "$(cat mnt/a)" = kept
 kedge umount mnt
 kedge fsck -f disk.kedge
+# Another user needs fusermount3, which is not here, and reads so.
+mkdir --mode 777 /tmp/person
+if setpriv --reuid 65534 --regid 65534 --clear-groups \
+    kedge mount --create 64M /tmp/person/disk.kedge /tmp/person/mnt 2>why; then exit 1; fi
+grep "neither fusermount3 nor fusermount was found" why

@@ -27,3 +27,11 @@ import pathlib, kedgefs
 place = pathlib.Path(kedgefs.__file__).parent
 assert (place / "py.typed").exists(), "the wheel has no type information"
 PYTHON
+# Another machine and an older Python refuse it.
+other=aarch64
+if test "$(uname -m)" = $other; then other=x86_64; fi
+for option in --platform=manylinux_2_39_$other --python-version=3.10; do
+    if pip install --no-index --no-deps --only-binary=:all: --target other $option \
+        /given/kedgefs-*.whl 2>why; then exit 1; fi
+    grep "not a supported wheel" why
+done
