@@ -97,6 +97,11 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("docs/PYTHON.md", "python3 note.py \"buy milk\"", ELSEWHERE_PYTHON),
     ("docs/PYTHON.md", "import kedgefs", ELSEWHERE_PYTHON),
     ("docs/PYTHON.md", "import pandas", ELSEWHERE_PYTHON),
+    (
+        "docs/NFS.md",
+        "apt-get download \"$(apt-cache depends linux-image-amd64 | awk '/Depends:/ { print $2; exit }')\"",
+        "a kernel from Debian, in a virtual machine",
+    ),
     ("docs/NFS.md", "apt-get download user-mode-linux", "a kernel from Debian, and measurements"),
     ("docs/NFS.md", "ssh -N -L 2049:127.0.0.1:2049 user@server &", "needs a second machine"),
     (
