@@ -56,6 +56,7 @@ boot() {
   local accel tries
   for accel in ${ACCEL:-kvm tcg}; do
     [ "$accel" != kvm ] || [ -w /dev/kvm ] || continue
+    : > guest.log
     timeout "$1" qemu-system-x86_64 -accel "$accel" -cpu max -m 1024 -nographic -no-reboot \
       -kernel kernel/boot/vmlinuz-* -initrd init.gz -append "console=ttyS0 quiet panic=1" \
       -netdev user,id=n -device e1000,netdev=n > guest.log 2>&1 < /dev/null &
