@@ -1,5 +1,5 @@
-//! Serves a KedgeFS image over NFS version 3 (RFC 1813), for machines and containers that have an NFS
-//! client but no KedgeFS.
+//! Serves a KedgeFS image over NFS version 3 (RFC 1813), for machines and containers that have an
+//! NFS client but no KedgeFS.
 //!
 //! | part | does |
 //! |---|---|

@@ -70,8 +70,8 @@ impl<O: Ops> Server<O> {
             // After ENOSYS the kernel copies by reads and writes.
             op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => Refused(libc::ENOSYS),
             op::IOCTL => match args.take::<abi::IoctlIn>() {
-                // Afterwards the file system translates the kernel's inode numbers, and the death of
-                // the server would lose the translation.
+                // Afterwards the file system translates the kernel's inode numbers, and the death
+                // of the server would lose the translation.
                 Ok(asked) if TreeCall::replaces_root(asked.cmd, &mut args) => Refused(libc::EOPNOTSUPP),
                 Ok(asked) if TreeCall::is_asked(asked.cmd) => Forced,
                 Ok(asked) => match asked.cmd {
