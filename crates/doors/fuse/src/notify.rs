@@ -80,9 +80,19 @@ impl Notifier {
     /// names of a directory, notify the directory too with [`Notifier::inode_changed`]: otherwise
     /// the kernel keeps the directory's listing and attributes if it did not know the name.
     pub fn name_changed(&self, dir: Ino, name: &[u8]) -> io::Result<()> {
+        self.send_name(dir, name, abi::INVAL_EXPIRE_ONLY)
+    }
+
+    /// Has the kernel drop a name of a directory that no longer refers to the file that it referred
+    /// to. Otherwise the kernel would hold that file, and its space, until it needs the memory. The
+    /// file must be no directory: what is mounted on or below the name is detached.
+    pub fn name_gone(&self, dir: Ino, name: &[u8]) -> io::Result<()> {
+        self.send_name(dir, name, 0)
+    }
+
+    fn send_name(&self, dir: Ino, name: &[u8], flags: u32) -> io::Result<()> {
         let namelen = u32::try_from(name.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let head =
-            abi::InvalEntryOut { parent: outward(self.root, dir).0, namelen, flags: abi::INVAL_EXPIRE_ONLY };
+        let head = abi::InvalEntryOut { parent: outward(self.root, dir).0, namelen, flags };
         let body = [head.as_bytes(), name, b"\0"].concat();
         self.send(abi::NOTIFY_INVAL_ENTRY, &body)
     }

@@ -91,7 +91,11 @@ pub struct FuseOptions {
     /// How long the kernel may use cached names and attributes. All changes pass through the kernel
     /// or are notified to it, so only the width of the kernel's counter limits this time.
     pub cache_timeout: Duration,
-    /// The subcommand with which this program acts as a [`crate::courier`]. `None` if it has none.
+    /// Others change the file system while it is mounted, at any time: the kernel uses no name, no
+    /// attribute and no listing without a request. The program that makes a change of a file's
+    /// bytes notifies the kernel of it ([`crate::Notifier`]). See docs/rfcs/0052.
+    pub shared: bool,
+    /// The subcommand with which this program is a [`crate::courier`]. `None`: it has none.
     pub courier: Option<&'static str>,
 }
 
@@ -117,6 +121,7 @@ impl Default for FuseOptions {
             handle_killpriv: true,
             auto_invalidate: false,
             cache_timeout: Duration::from_secs(3600),
+            shared: false,
             courier: None,
         }
     }
@@ -128,7 +133,12 @@ impl FuseOptions {
         FuseOptions { no_open: self.no_open && !ops.has_immutable(), ..self }
     }
 
-    /// The number of workers at the start.
+    /// How long names and attributes are valid.
+    pub(crate) fn timeout(&self) -> Duration {
+        if self.shared { Duration::ZERO } else { self.cache_timeout }
+    }
+
+    /// The workers at first.
     pub(crate) fn worker_count(&self) -> usize {
         let cpus = std::thread::available_parallelism().map_or(2, |n| n.get());
         self.workers.unwrap_or((cpus * 2).clamp(2, 4)).clamp(2, WORKERS_MAX)
@@ -177,7 +187,8 @@ impl FuseOptions {
             "tree": self.tree,
             "no_open": self.no_open,
             "handle_killpriv": self.handle_killpriv,
-            "cache_timeout_s": self.cache_timeout.as_secs(),
+            "cache_timeout_s": self.timeout().as_secs(),
+            "shared": self.shared,
         })
     }
 }

@@ -22,7 +22,8 @@
 //!   close.
 //! - **Long timeouts**, for attributes, names, and names that do not exist. Changes pass through
 //!   the kernel, which keeps its caches coherent, or the server notifies the kernel of them
-//!   ([`crate::notify`]).
+//!   ([`crate::notify`]). None at all, and no cached listings, on a mount that is `shared`
+//!   (docs/rfcs/0052).
 //! - **Writeback cache**, if the mount asks for it. The kernel owns size, mtime and ctime of
 //!   regular files. It sends the times in a SETATTR that sets only times, which must change nothing
 //!   else. A WRITE does not change the times, because it may arrive after the SETATTR. Without the

@@ -58,6 +58,8 @@ pub enum PageJob {
     Request(SettledJob),
     /// Invalidates pages that a thread has written in an atomic write.
     Drop(Arc<Shown>),
+    /// Makes the kernel drop the pages of a file from an offset on.
+    Forget(Ino, u64),
 }
 
 /// A request that waits for dirty pages to be written.
@@ -139,12 +141,17 @@ impl<O: Ops> Pool<O> {
         let ino = match &job {
             PageJob::Request(job) => job.ino.0,
             PageJob::Drop(shown) => shown.ino().0,
+            PageJob::Forget(ino, _) => ino.0,
         };
         // When a panic unwinds the stack, the reply's destructor sends EIO.
         let answered = without_panic("the thread for dirty pages", || {
             match job {
                 PageJob::Request(job) => answer(&*self.ops, &*self.transport, job),
                 PageJob::Drop(shown) => shown.drop_written(&*self.transport),
+                PageJob::Forget(ino, from) => {
+                    // A failure is logged. The kernel has forgotten the inode, or the mount ends.
+                    let _logged = write_dirty_pages(&*self.transport, ino, from);
+                }
             }
             Ok(())
         });

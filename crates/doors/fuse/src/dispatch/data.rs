@@ -36,9 +36,11 @@ impl<O: Ops> Server<O> {
                 }
                 self.atomics.note_other(node);
                 let appends = self.is_append_only(node);
+                let end = self.end_to_append_at(node, &asked);
+                let placed = abi::WriteIn { offset: end.unwrap_or(asked.offset), ..asked };
                 let written = match appends && self.has_capability(node) {
                     true => Err(Errno(libc::EPERM)),
-                    false => self.written(&request.header, &asked, args),
+                    false => self.written(&request.header, &placed, args),
                 };
                 match written {
                     // The append has bypassed the page cache, so stale pages must be dropped.
@@ -46,14 +48,30 @@ impl<O: Ops> Server<O> {
                         let then = Then::Written(written);
                         self.settle(SettledJob { reply, ino: node, from: asked.offset, then });
                     }
-                    written => reply.finish(written),
+                    written => {
+                        reply.finish(written);
+                        // The pages that the kernel has filled are those of another place. They are
+                        // locked until the reply.
+                        if placed.offset != asked.offset {
+                            self.page_job(PageJob::Forget(node, asked.offset));
+                        }
+                    }
                 }
             }
         }
     }
 
-    /// Stages the bytes of a WRITE if the caller has an atomic write of the file, and otherwise
-    /// returns `None`. The returned job must be queued after the reply.
+    /// The end of the file, if the write is to append and the kernel may not know the end: it takes
+    /// the size that it saw last, and sends no request before a write.
+    fn end_to_append_at(&self, node: Ino, asked: &abi::WriteIn) -> Option<u64> {
+        let appends = asked.flags & libc::O_APPEND as u32 != 0;
+        let cached = asked.write_flags & abi::WRITE_CACHE != 0;
+        let may_differ = self.options.shared && appends && !cached;
+        may_differ.then(|| self.ops.getattr(node).ok()).flatten().map(|attr| attr.size)
+    }
+
+    /// Stages the bytes if the caller writes the file atomically. `None` if it does not. The job is
+    /// for after the reply.
     fn staged(
         &self,
         header: &InHeader,

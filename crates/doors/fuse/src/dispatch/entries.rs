@@ -57,7 +57,8 @@ impl<O: Ops> Server<O> {
     }
 
     pub(super) fn timeout(&self) -> (u64, u32) {
-        (self.options.cache_timeout.as_secs(), self.options.cache_timeout.subsec_nanos())
+        let timeout = self.options.timeout();
+        (timeout.as_secs(), timeout.subsec_nanos())
     }
 
     /// The reply for an inode that is pinned already.

@@ -80,10 +80,13 @@ impl<O: Ops> Server<O> {
     }
 
     pub(super) fn opendir(&self, node: Ino) -> Answer<abi::OpenOut> {
-        let out = open_out(fopen::KEEP_CACHE | fopen::CACHE_DIR);
+        // The kernel would compare a cached listing with nothing but its own changes. A mount that
+        // is shared therefore sees each open of a directory.
+        let (shared, cached) = (self.options.shared, fopen::KEEP_CACHE | fopen::CACHE_DIR);
+        let out = open_out(if shared { 0 } else { cached });
         match self.ops.dir_handle(node)? {
             Some(fh) => Ok(abi::OpenOut { fh, ..out }),
-            None if self.options.no_open => Err(Errno(libc::ENOSYS)),
+            None if self.options.no_open && !shared => Err(Errno(libc::ENOSYS)),
             None => Ok(out),
         }
     }
