@@ -10,6 +10,7 @@ use crate::xdr::Writer;
 use kedge_base::{Clock, SystemClock};
 use kedgefs::{Attr, Error, FileKind, FileSystem, Ino, Owner, TreeInfo};
 use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Locks of inodes, striped by inode number. A lock is held for an operation in memory, not during
@@ -39,7 +40,19 @@ impl Rights {
     }
 }
 
-/// One image, as the server exports it to all clients.
+/// A change by a client, of which another door to the same file system may hold a copy.
+#[derive(Clone, Copy, Debug)]
+pub enum Changed<'a> {
+    /// The bytes of a file.
+    Data(Ino),
+    /// A name of a directory that refers no longer to the file, no directory, that it referred to.
+    Name(Ino, &'a [u8]),
+}
+
+/// Called after each change and before its reply, with no lock held.
+pub type OnChange = Arc<dyn Fn(Changed<'_>) + Send + Sync>;
+
+/// One image, to all clients.
 pub(crate) struct Export {
     pub(crate) fs: FileSystem,
     pub(crate) identity: Identity,
@@ -47,6 +60,8 @@ pub(crate) struct Export {
     pub(crate) rights: Rights,
     stripes: Vec<Mutex<()>>,
     verifier: AtomicU64,
+    /// `None`: this server alone changes the file system.
+    beside: Option<OnChange>,
 }
 
 /// Holds the locks of one or two inodes.
@@ -54,7 +69,7 @@ pub(crate) struct Export {
 pub(crate) struct Locked<'a>(MutexGuard<'a, ()>, Option<MutexGuard<'a, ()>>);
 
 impl Export {
-    pub(crate) fn new(fs: FileSystem, rights: Rights) -> kedgefs::Result<Export> {
+    pub(crate) fn new(fs: FileSystem, rights: Rights, beside: Option<OnChange>) -> kedgefs::Result<Export> {
         let info: serde_json::Value = serde_json::from_str(&fs.info_json()).unwrap_or_default();
         let uuid = info["uuid"].as_str().and_then(|text| uuid::Uuid::parse_str(text).ok());
         let uuid = uuid.ok_or(kedgefs::Error::Invalid("the image has no uuid"))?;
@@ -65,6 +80,7 @@ impl Export {
             rights,
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
             verifier: AtomicU64::new(first_verifier(epoch)),
+            beside,
             fs,
         })
     }
@@ -162,14 +178,28 @@ impl Export {
         let (ino, _) = handle::decode(&self.identity.0, handle)?;
         let _locked = self.lock(ino);
         let attr = self.resolve(handle)?;
-        around.before = Some(attr);
+        around.before = self.before(attr);
         let outcome = run(&attr);
         around.after = self.fs.getattr(ino).ok();
         outcome
     }
 
-    /// Makes the data of a file durable, with the metadata needed to read it. Without `datasync`,
-    /// all of the file's attributes as well.
+    /// The attributes before a change, for the reply. `None` beside a mount, which takes no lock of
+    /// this server: a client that found its own attributes in the reply would keep a cache that a
+    /// change of the mount in between has made stale.
+    pub(crate) fn before(&self, attr: Attr) -> Option<Attr> {
+        self.beside.is_none().then_some(attr)
+    }
+
+    /// Reports a change to the other door. The caller holds no lock of an inode.
+    pub(crate) fn changed(&self, what: Changed<'_>) {
+        if let Some(on_change) = &self.beside {
+            on_change(what);
+        }
+    }
+
+    /// Makes the data of a file durable, and what is needed to read it; without `datasync` all of
+    /// its attributes as well.
     pub(crate) fn force_data(&self, ino: Ino, datasync: bool) -> Outcome<()> {
         self.forced(self.fs.fsync(ino, datasync))
     }

@@ -1,7 +1,7 @@
 //! The procedures on one inode: they read and change attributes and data, and make them durable.
 
 use crate::access::{Caller, EXECUTE, READ, S_ISGID, WRITE};
-use crate::export::Export;
+use crate::export::{Changed, Export};
 use crate::figures::IO_MAX;
 use crate::handle;
 use crate::status::{OK, Outcome, Status, of_handle};
@@ -51,6 +51,9 @@ fn set(
         export.fs.setattr(attr.ino, &set).map_err(of_handle)?;
         Ok(attr.ino)
     })?;
+    if wanted.size.is_some() {
+        export.changed(Changed::Data(ino));
+    }
     export.force_change(ino)
 }
 
@@ -217,6 +220,7 @@ pub(crate) fn write(export: &Export, caller: &Caller, args: &mut Reader<'_>, w: 
     // changes, and the client notices at its COMMIT.
     let verifier = export.verifier();
     let outcome = write_bytes(export, caller, handle, (offset, data), &mut around).and_then(|(ino, len)| {
+        export.changed(Changed::Data(ino));
         match stable {
             UNSTABLE => {}
             _ => export.force_data(ino, stable == DATA_SYNC)?,

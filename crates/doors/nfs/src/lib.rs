@@ -46,7 +46,7 @@ mod wire;
 mod xdr;
 
 pub use access::Squash;
-pub use export::Rights;
+pub use export::{Changed, OnChange, Rights};
 pub use limits::Limits;
 pub use program::Procedures;
 pub use server::Server;

@@ -3,7 +3,7 @@
 //! concurrent changes share one.
 
 use crate::access::{Caller, EXECUTE, WRITE};
-use crate::export::Export;
+use crate::export::{Changed, Export};
 use crate::files::checked;
 use crate::handle;
 use crate::status::{OK, Outcome, Status, of_handle};
@@ -154,11 +154,7 @@ pub(crate) fn create(export: &Export, caller: &Caller, args: &mut Reader<'_>, w:
         _ => return Err(Malformed),
     };
     let run = |dir: &Attr| match &how {
-        How::Unchecked(wanted) => match export.fs.lookup(dir.ino, place.name) {
-            Ok(found) if found.kind == FileKind::Regular => Ok(found),
-            Ok(_) => Err(Status::Exist),
-            Err(_) => new_file(export, caller, dir, place.name, wanted),
-        },
+        How::Unchecked(wanted) => open_or_make(export, caller, dir, place.name, wanted),
         How::Guarded(wanted) => new_file(export, caller, dir, place.name, wanted),
         How::Exclusive(verifier) => exclusive(export, caller, dir, place.name, *verifier),
     };
@@ -173,15 +169,33 @@ pub(crate) fn create(export: &Export, caller: &Caller, args: &mut Reader<'_>, w:
     Ok(())
 }
 
-/// Sets the file's size under the file's own lock. The caller must not hold the directory's lock:
-/// the two may be one stripe.
+/// The file of that name, or a new one. Another door to the file system may make the name after it
+/// was not found: then it is looked up again.
+fn open_or_make(export: &Export, caller: &Caller, dir: &Attr, name: &[u8], wanted: &Wanted) -> Outcome<Attr> {
+    let find = || match export.fs.lookup(dir.ino, name) {
+        Ok(found) if found.kind == FileKind::Regular => Some(Ok(found)),
+        Ok(_) => Some(Err(Status::Exist)),
+        Err(_) => None,
+    };
+    if let Some(found) = find() {
+        return found;
+    }
+    match new_file(export, caller, dir, name, wanted) {
+        Err(Status::Exist) => find().unwrap_or(Err(Status::Exist)),
+        made => made,
+    }
+}
+
+/// Under the file's own lock, which cannot be taken while the directory's is held.
 fn truncate(export: &Export, caller: &Caller, file: &Attr, size: u64) -> Outcome<Attr> {
     let handle = export.handle(file)?;
-    export.change(&handle, &mut Around::default(), |attr| {
+    let set = export.change(&handle, &mut Around::default(), |attr| {
         let wanted = Wanted { size: Some(size), ..Wanted::default() };
         let set = checked(export, caller, attr, &wanted)?;
         export.fs.setattr(attr.ino, &set).map_err(of_handle)
-    })
+    })?;
+    export.changed(Changed::Data(set.ino));
+    Ok(set)
 }
 
 fn new_file(export: &Export, caller: &Caller, dir: &Attr, name: &[u8], wanted: &Wanted) -> Outcome<Attr> {
@@ -348,6 +362,13 @@ pub(crate) fn rmdir(export: &Export, caller: &Caller, args: &mut Reader<'_>, w: 
     Ok(())
 }
 
+/// Reports that a name refers no longer to an inode.
+fn name_gone(export: &Export, dir: Ino, name: &[u8], inode: &Attr) {
+    if inode.kind != FileKind::Directory {
+        export.changed(Changed::Name(dir, name));
+    }
+}
+
 fn take_away(
     export: &Export,
     caller: &Caller,
@@ -357,13 +378,14 @@ fn take_away(
 ) {
     let mut around = Around::default();
     let outcome = place.check(Status::Inval).and_then(|()| {
-        let dir = change_dir(export, caller, place.dir, &mut around, |dir| {
+        let (dir, victim) = change_dir(export, caller, place.dir, &mut around, |dir| {
             let victim = export.fs.lookup(dir.ino, place.name)?;
             caller.check(&export.fs, dir, CHANGE)?;
             caller.check_sticky(dir, &victim)?;
             run(dir.ino)?;
-            Ok(dir.ino)
+            Ok((dir.ino, victim))
         })?;
+        name_gone(export, dir, place.name, &victim);
         export.force_change(dir)
     });
     w.u32(outcome.map_or_else(|status| status as u32, |()| OK));
@@ -389,42 +411,51 @@ fn rename_durably(
     from.check(Status::Inval)?;
     to.check(Status::Inval)?;
     let (source, target) = (export.resolve_dir(from.dir)?.ino, export.resolve_dir(to.dir)?.ino);
-    {
+    let (moved, replaced) = {
         let _locked = export.lock_both(source, target);
         let (source, target) = (export.resolve_dir(from.dir)?, export.resolve_dir(to.dir)?);
-        (around_from.before, around_to.before) = (Some(source), Some(target));
+        (around_from.before, around_to.before) = (export.before(source), export.before(target));
         let outcome = rename_locked(export, caller, (&source, from.name), (&target, to.name));
         around_from.after = export.fs.getattr(source.ino).ok();
         around_to.after = export.fs.getattr(target.ino).ok();
-        outcome?;
+        outcome?
+    };
+    name_gone(export, source, from.name, &moved);
+    if let Some(replaced) = replaced {
+        name_gone(export, target, to.name, &replaced);
     }
     // One record changes both directories, so forcing the target's is enough.
     export.force_change(target)
 }
 
+/// Returns the inode that has another name now, and the one that has lost a name to it.
 fn rename_locked(
     export: &Export,
     caller: &Caller,
     (source, old): (&Attr, &[u8]),
     (target, new): (&Attr, &[u8]),
-) -> Outcome<()> {
+) -> Outcome<(Attr, Option<Attr>)> {
     caller.check(&export.fs, source, EXECUTE)?;
     caller.check(&export.fs, target, EXECUTE)?;
     let moved = export.fs.lookup(source.ino, old)?;
     caller.check(&export.fs, source, CHANGE)?;
     caller.check(&export.fs, target, CHANGE)?;
     caller.check_sticky(source, &moved)?;
-    match export.fs.lookup(target.ino, new) {
-        Ok(replaced) => caller.check_sticky(target, &replaced)?,
-        Err(Error::NotFound) => {}
+    let replaced = match export.fs.lookup(target.ino, new) {
+        Ok(replaced) => Some(replaced),
+        Err(Error::NotFound) => None,
         Err(e) => return Err(e.into()),
+    };
+    if let Some(replaced) = &replaced {
+        caller.check_sticky(target, replaced)?;
     }
     // A new parent changes the entry `..` of a moved directory, so the caller must have write
     // access to it.
     if moved.kind == FileKind::Directory && source.ino != target.ino {
         caller.check(&export.fs, &moved, WRITE)?;
     }
-    Ok(export.fs.rename(source.ino, old, target.ino, new, RenameMode::Replace)?)
+    export.fs.rename(source.ino, old, target.ino, new, RenameMode::Replace)?;
+    Ok((moved, replaced))
 }
 
 pub(crate) fn link(export: &Export, caller: &Caller, args: &mut Reader<'_>, w: &mut Writer) -> Decoded<()> {

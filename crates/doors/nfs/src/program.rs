@@ -1,7 +1,7 @@
 //! Dispatches a call to its procedure, and builds the reply.
 
 use crate::access::Caller;
-use crate::export::{Export, Rights};
+use crate::export::{Export, OnChange, Rights};
 use crate::rpc::{self, Call, Message, Refusal};
 use crate::xdr::{Decoded, Malformed, Reader, Writer};
 use crate::{figures, files, listing, mounting, names, portmap};
@@ -51,7 +51,18 @@ pub struct Procedures {
 impl Procedures {
     /// `port` is the port of NFS that the port mapper returns.
     pub fn new(fs: FileSystem, rights: Rights, port: u16) -> kedgefs::Result<Procedures> {
-        Ok(Procedures { export: Export::new(fs, rights)?, port })
+        Procedures::beside(fs, rights, port, None)
+    }
+
+    /// [`Procedures::new`] where another door to the file system exists, which `on_change` informs
+    /// of changes.
+    pub(crate) fn beside(
+        fs: FileSystem,
+        rights: Rights,
+        port: u16,
+        on_change: Option<OnChange>,
+    ) -> kedgefs::Result<Procedures> {
+        Ok(Procedures { export: Export::new(fs, rights, on_change)?, port })
     }
 
     /// Executes the call in a message and returns its reply; `None` if the message is not a call.

@@ -5,7 +5,7 @@
 //! at most as many requests as there are workers.
 
 use crate::connection::Connection;
-use crate::export::Rights;
+use crate::export::{OnChange, Rights};
 use crate::limits::Limits;
 use crate::program::Procedures;
 use crate::record::{Records, TICK, framed};
@@ -54,17 +54,39 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves the file system to the clients of the listener.
+    /// Serves the file system to the clients of the listener. Nothing else may change it.
     pub fn start(
         fs: FileSystem,
         listener: TcpListener,
         rights: Rights,
         limits: Limits,
     ) -> io::Result<Server> {
+        Server::start_with(fs, listener, rights, limits, None)
+    }
+
+    /// [`Server::start`] where another door changes the file system at the same time. `on_change`
+    /// informs that door of the changes of clients.
+    pub fn start_beside(
+        fs: FileSystem,
+        listener: TcpListener,
+        rights: Rights,
+        limits: Limits,
+        on_change: OnChange,
+    ) -> io::Result<Server> {
+        Server::start_with(fs, listener, rights, limits, Some(on_change))
+    }
+
+    fn start_with(
+        fs: FileSystem,
+        listener: TcpListener,
+        rights: Rights,
+        limits: Limits,
+        on_change: Option<OnChange>,
+    ) -> io::Result<Server> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
         let shared = Arc::new(Shared {
-            procedures: Procedures::new(fs, rights, address.port())?,
+            procedures: Procedures::beside(fs, rights, address.port(), on_change)?,
             limits,
             clock: SystemClock::default(),
             queue: Mutex::default(),

@@ -217,6 +217,8 @@ impl Results {
 pub struct Client {
     pub stream: TcpStream,
     pub user: (u32, u32, Vec<u32>),
+    /// The server is beside a mount, so it leaves the attributes before a change out.
+    pub beside: bool,
     xid: u32,
 }
 
@@ -242,7 +244,7 @@ impl Client {
     }
 
     pub fn on(stream: TcpStream) -> Client {
-        Client { stream, user: (0, 0, Vec::new()), xid: 0 }
+        Client { stream, user: (0, 0, Vec::new()), beside: false, xid: 0 }
     }
 
     pub fn of(address: SocketAddr, uid: u32, gid: u32, groups: &[u32]) -> Client {
@@ -412,12 +414,13 @@ impl Client {
         self.try_write(handle, offset, bytes, stable).unwrap()
     }
 
-    fn made(mut r: Results) -> Result<(Vec<u8>, Attr), u32> {
+    fn made(&self, mut r: Results) -> Result<(Vec<u8>, Attr), u32> {
         let status = r.u32();
         let made = (status == OK).then(|| (r.handle().unwrap(), r.post_op().unwrap()));
         let around = r.around();
         if made.is_some() {
-            assert!(around.before.is_some() && around.after.is_some(), "attributes around a change");
+            assert_eq!(around.before.is_some(), !self.beside, "the attributes before a change");
+            assert!(around.after.is_some(), "the attributes after a change");
         }
         r.end();
         made.ok_or(status)
@@ -431,7 +434,8 @@ impl Client {
         set: &Set,
     ) -> std::io::Result<Result<(Vec<u8>, Attr), u32>> {
         let a = args().bytes(dir).bytes(name.as_bytes()).u32(how).set(set);
-        Ok(Client::made(self.try_nfs(8, &a)?))
+        let r = self.try_nfs(8, &a)?;
+        Ok(self.made(r))
     }
 
     /// CREATE with UNCHECKED.
@@ -449,16 +453,19 @@ impl Client {
         name: &str,
         verifier: [u8; 8],
     ) -> Result<(Vec<u8>, Attr), u32> {
-        Client::made(self.nfs(8, args().bytes(dir).bytes(name.as_bytes()).u32(2).raw(&verifier)))
+        let r = self.nfs(8, args().bytes(dir).bytes(name.as_bytes()).u32(2).raw(&verifier));
+        self.made(r)
     }
 
     pub fn mkdir(&mut self, dir: &[u8], name: &str, set: &Set) -> Result<(Vec<u8>, Attr), u32> {
-        Client::made(self.nfs(9, args().bytes(dir).bytes(name.as_bytes()).set(set)))
+        let r = self.nfs(9, args().bytes(dir).bytes(name.as_bytes()).set(set));
+        self.made(r)
     }
 
     pub fn symlink(&mut self, dir: &[u8], name: &str, target: &[u8]) -> Result<(Vec<u8>, Attr), u32> {
         let a = args().bytes(dir).bytes(name.as_bytes()).set(&Set::default()).bytes(target);
-        Client::made(self.nfs(10, a))
+        let r = self.nfs(10, a);
+        self.made(r)
     }
 
     pub fn mknod(
@@ -469,7 +476,8 @@ impl Client {
         numbers: (u32, u32),
     ) -> Result<(Vec<u8>, Attr), u32> {
         let a = args().bytes(dir).bytes(name.as_bytes()).u32(kind).set(&mode(0o600));
-        Client::made(self.nfs(11, if kind < 5 { a.u32(numbers.0).u32(numbers.1) } else { a }))
+        let r = self.nfs(11, if kind < 5 { a.u32(numbers.0).u32(numbers.1) } else { a });
+        self.made(r)
     }
 
     pub fn remove(&mut self, dir: &[u8], name: &str) -> u32 {
