@@ -36,11 +36,16 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// A port of this machine, or an address and a port.
 pub fn address(text: &str) -> Result<SocketAddr> {
+    address_of("--listen", text)
+}
+
+/// [`address`] as the value of this option.
+pub fn address_of(option: &str, text: &str) -> Result<SocketAddr> {
     if let Ok(port) = text.parse::<u16>() {
         return Ok((IpAddr::V4(Ipv4Addr::LOCALHOST), port).into());
     }
     let parsed = text.replace("localhost:", "127.0.0.1:").parse();
-    parsed.map_err(|_| Usage(format!("--listen {text}: neither a port nor ADDRESS:PORT")).into())
+    parsed.map_err(|_| Usage(format!("{option} {text}: neither a port nor ADDRESS:PORT")).into())
 }
 
 /// Serves until a signal ends the process. Without `dirs` each reply covers all trusted mounts at

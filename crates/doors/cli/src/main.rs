@@ -35,6 +35,7 @@ mod mkdir;
 mod mkfs;
 mod mode;
 mod mount;
+mod nfs;
 mod places;
 mod remount;
 mod report;

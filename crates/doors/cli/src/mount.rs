@@ -1,22 +1,24 @@
 //! `kedge mount`: attaches an image to a directory and serves it, in the background unless
 //! `--foreground` is given.
 
+use crate::nfs::{self, beside};
 use crate::remount;
 use anyhow::{Context, Result, bail};
 use kedge_device::crypt::Secret;
 use kedge_format::content::Content;
 use kedge_format::superblock::IMAGE_MIN;
-use kedge_fuse::MountEntry;
+use kedge_fuse::{MountEntry, MountedSession};
 use kedge_host::daemon::{self, Request};
 use kedge_host::engine::{self, Extra};
 use kedge_host::keeper::{self, KeptFds};
 use kedge_host::options::{self, MountWords, asks_nothing, parse_cache_size, parse_size};
-use kedge_host::serve::{self, Mount};
+use kedge_host::serve::{self, Mount, Stop};
 use kedge_host::{Usage, background, create, image, key, mounts, notify, tag};
 use kedge_transfer::online::server;
-use kedgefs::FormatOptions;
+use kedgefs::{FileSystem, FormatOptions};
 use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -46,6 +48,8 @@ pub struct Args {
     /// Take an RBD image from its owner, which is fenced first: it can never write to it again
     #[arg(long, conflicts_with = "daemon")]
     takeover: bool,
+    #[command(flatten)]
+    beside: beside::Args,
     /// For tests: keep unflushed writes in this process, so that killing it acts as a power failure
     #[arg(long, hide = true)]
     volatile: bool,
@@ -112,8 +116,9 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
     if args.as_daemon && words.keeper {
         return keep_in_background(&args, &words);
     }
+    args.beside.check(&words, args.foreground)?;
     if args.as_daemon {
-        return serve::in_background(&mount(&args, &args.image, &args.dir, &words), args.log_file.is_some());
+        return serve_in_background(&args, &words);
     }
     if let Some(mount) = mounted_already(&args, &words)? {
         return mount_again(&mount, &args, &words);
@@ -137,7 +142,10 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
         };
         return keeper::run(&mount(&args, &image, &dir, &words), &server_words(&args)?, true, live);
     } else if args.foreground {
-        serve::in_foreground(&mount(&args, &image, &dir, &words), || {
+        let listener = args.beside.listen()?;
+        let beside = serve_beside(&args, &image, listener.as_ref());
+        let mount = Mount { beside: Some(&beside), ..mount(&args, &image, &dir, &words) };
+        serve::in_foreground(&mount, || {
             made.keep();
             notify::ready();
             Ok(())
@@ -145,6 +153,9 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     } else {
         spawn(&args, &image, &dir)?;
+    }
+    if let Some(line) = args.beside.ready_text(&args.image)? {
+        println!("{line}");
     }
     if made.image {
         // Print a command that runs as it is: a user's first `kedge` may not be on the path.
@@ -161,7 +172,36 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs the keeper in the background process that `kedge mount` has started.
+/// The process that serves the mount, which `kedge mount` has started.
+fn serve_in_background(args: &Args, words: &MountWords) -> Result<ExitCode> {
+    let keep_stderr = args.log_file.is_some();
+    background::run(keep_stderr, |live| {
+        let listener = args.beside.listen()?;
+        let beside = serve_beside(args, &args.image, listener.as_ref());
+        let mount = Mount { beside: Some(&beside), ..mount(args, &args.image, &args.dir, words) };
+        serve::in_foreground(&mount, live).map(|()| ExitCode::SUCCESS)
+    })
+}
+
+/// Serves the image over NFS if there is a listener. The line that says how to mount is printed in
+/// the foreground; the parent of a process in the background prints its own.
+fn serve_beside<'a>(
+    args: &'a Args,
+    image: &'a Path,
+    listener: Option<&'a TcpListener>,
+) -> impl Fn(&FileSystem, &MountedSession) -> Result<Stop> {
+    move |fs, session| {
+        let Some(listener) = listener else { return Ok(Box::new(|| ())) };
+        let listener = listener.try_clone().context("pass the NFS port on")?;
+        let (address, stop) = args.beside.serve(listener, fs, session)?;
+        if !args.as_daemon {
+            println!("{}", nfs::ready_text(image, address));
+        }
+        Ok(stop)
+    }
+}
+
+/// The keeper's process, which `kedge mount` has started.
 fn keep_in_background(args: &Args, words: &MountWords) -> Result<ExitCode> {
     let keep_stderr = args.log_file.is_some();
     let mount = mount(args, &args.image, &args.dir, words);
@@ -200,9 +240,9 @@ fn check_key_for_daemon(image: &Path, words: &MountWords) -> Result<()> {
 /// of this type. `--takeover` is meant to end the process that serves the image, so it never shares
 /// that mount.
 fn mounted_already(args: &Args, words: &MountWords) -> Result<Option<MountEntry>> {
-    // `tree=` needs no second directory: a mount of the whole file system shows the tree as a
-    // directory.
-    let wants_own = args.takeover || words.tree.is_some() || may_share(args, words)?;
+    // A part of a file system that is mounted is a directory of that mount.
+    let wants_own =
+        args.takeover || args.beside.is_asked() || words.tree.is_some() || may_share(args, words)?;
     if wants_own || !rustix::process::geteuid().is_root() || !create::exists(&args.image)? {
         return Ok(None);
     }
@@ -424,6 +464,8 @@ fn spawn(args: &Args, image: &Path, dir: &Path) -> Result<()> {
     if args.takeover {
         words.push("--takeover".as_ref());
     }
+    let beside = args.beside.words();
+    words.extend(beside.iter().map(OsStr::new));
     if args.volatile {
         words.push("--volatile".as_ref());
     }
@@ -448,7 +490,8 @@ fn mount<'a>(args: &Args, image: &'a Path, dir: &'a Path, words: &'a MountWords)
         takeover: args.takeover,
         volatile: args.volatile,
         faults: args.faults.clone(),
+        shared: args.beside.is_asked(),
         ..Extra::default()
     };
-    Mount { image, dir, words, extra, offer: server::offer }
+    Mount { image, dir, words, extra, offer: server::offer, beside: None }
 }

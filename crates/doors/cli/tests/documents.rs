@@ -65,6 +65,11 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ),
     (
         "docs/NFS.md",
+        "kedge mkfs --size 1G disk.kedge && mkdir mnt",
+        "needs an NFS client in the kernel; tests/command/nfs_beside.rs has one of its own",
+    ),
+    (
+        "docs/NFS.md",
         "sudo mount -t nfs -o vers=3,tcp,nolock,port=2049,mountport=2049 127.0.0.1:/ /mnt",
         "needs an NFS client in the kernel",
     ),

@@ -1,10 +1,11 @@
 //! Opens, mounts and checks images: the interface to the engine for programs.
 
+use crate::clock::{self, DistinctClock};
 use crate::image::{check_kind, is_uri, locate};
 use crate::options::MountWords;
 use crate::text::show_size;
 use crate::usage::Usage;
-use crate::{clock, courier, handover, key, memory, os, waits};
+use crate::{courier, handover, key, memory, os, waits};
 use anyhow::{Context, Result, bail};
 use kedge_base::{Clock, SystemClock};
 use kedge_device::crypt::{CRYPT_AREA, CryptHeader};
@@ -129,7 +130,10 @@ pub struct Extra {
     pub life: Option<Life>,
     /// The image file that the keeper has locked. Its path may name another file by now.
     pub file: Option<Arc<OwnedFd>>,
-    /// A budget for dirty pages, shared with other images.
+    /// Other clients than the kernel of a mount change the file system: each change gets a time
+    /// stamp of its own, and the kernel caches no names and attributes.
+    pub shared: bool,
+    /// A budget for dirty pages that is shared with other images.
     pub shared_budget: Option<Arc<SharedBudget>>,
 }
 
@@ -137,6 +141,7 @@ pub struct Extra {
 pub struct Opened {
     pub fs: FileSystem,
     device: Arc<WatchedDevice>,
+    shared: bool,
     /// A warning for the user.
     pub notice: Option<String>,
 }
@@ -203,8 +208,11 @@ fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<Opened> {
     if let Some(path) = extra.faults {
         device = Arc::new(ScriptedDevice::new(device, path));
     }
-    let clock = Arc::new(SystemClock::default());
-    let device = Arc::new(WatchedDevice::new(device, clock.clone()));
+    let device = Arc::new(WatchedDevice::new(device, Arc::new(SystemClock::default())));
+    let clock: Arc<dyn Clock> = match extra.shared {
+        true => Arc::new(DistinctClock::new()),
+        false => Arc::new(SystemClock::default()),
+    };
     let shared_budget = extra.shared_budget;
     let mut options = MountOptions { read_only: words.read_only, shared_budget, ..MountOptions::default() };
     words.switches.apply(&mut options);
@@ -227,7 +235,7 @@ fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<Opened> {
     };
     let fs = fs.with_context(|| format!("open {}", path.display()))?;
     let notice = (words.volatile && !words.read_only).then(|| volatile_notice(path));
-    Ok(Opened { fs, device, notice })
+    Ok(Opened { fs, device, shared: extra.shared, notice })
 }
 
 fn volatile_notice(path: &Path) -> String {
@@ -257,7 +265,7 @@ pub fn open_raw(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
 /// Attaches an opened image to a directory. Accesses there wait until the session is served.
 pub fn mount(opened: &Opened, image: &Path, dir: &Path, words: &MountWords) -> Result<MountedSession> {
     let shown = words.tree.as_deref().map(|path| find_tree(&opened.fs, image, path)).transpose()?;
-    let mut options = fuse_options(words);
+    let mut options = FuseOptions { shared: opened.shared, ..fuse_options(words) };
     options.read_only |= shown.as_ref().is_some_and(|tree| tree.read_only);
     let mut session = attach(image, dir, &options)?;
     if let Some(tree) = shown {

@@ -4,33 +4,31 @@
 use crate::engine::{self, Extra, Opened};
 use crate::options::MountWords;
 use crate::os::{self, TerminationSignals};
-use crate::{background, memory, syslog};
+use crate::{memory, syslog};
 use anyhow::{Context, Result};
 use kedge_fuse::keep::Life;
 use kedge_fuse::{MountPoint, MountedSession, OneTree};
 use kedgefs::{FileSystem, Ino};
 use rustix::fd::OwnedFd;
 use std::path::Path;
-use std::process::ExitCode;
 
 /// Ends a service that [`Offer`] has begun. Afterwards the service does not use the file system.
 pub type Stop = Box<dyn FnOnce() + Send>;
 /// Begins an additional service of a mount, besides the kernel's requests.
 pub type Offer = fn(&FileSystem, &mut MountedSession) -> Stop;
 
-/// A mount to be served.
+/// Begins a service that changes the file system beside the kernel. An error fails the mount, before
+/// it is reported.
+pub type Beside<'a> = &'a dyn Fn(&FileSystem, &MountedSession) -> Result<Stop>;
+
+/// A mount to be served. `beside` needs [`Extra::shared`].
 pub struct Mount<'a> {
     pub image: &'a Path,
     pub dir: &'a Path,
     pub words: &'a MountWords,
     pub extra: Extra,
     pub offer: Offer,
-}
-
-/// Serves a mount in the process that [`background::spawn`] started. `keep_stderr` means that
-/// standard error is a log file. If the mount fails, the parent gets the error.
-pub fn in_background(mount: &Mount<'_>, keep_stderr: bool) -> Result<ExitCode> {
-    background::run(keep_stderr, |live| in_foreground(mount, live).map(|()| ExitCode::SUCCESS))
+    pub beside: Option<Beside<'a>>,
 }
 
 /// Opens and mounts an image, calls `live`, and serves until the mount has ended. Closes the image
@@ -59,7 +57,7 @@ fn serve_with(
     make: impl FnOnce(&Opened, &Path, &Path, &MountWords) -> Result<MountedSession>,
     live: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
-    let Mount { image, dir, words, offer, .. } = mount;
+    let Mount { image, dir, words, offer, beside, .. } = mount;
     let signals = TerminationSignals::block().context("block signals")?;
     // Set before the engine starts its threads, which inherit it.
     kedge_fuse::become_io_flusher();
@@ -73,10 +71,11 @@ fn serve_with(
     let fs = opened.fs.clone();
     let session = make(&opened, image, dir, &words)
         .and_then(|session| attach(session, signals))
-        .and_then(|session| live().map(|()| session));
+        .and_then(|session| Ok((Beginning::start(*beside, &fs, &session)?, session)))
+        .and_then(|begun| live().map(|()| begun));
     drop(opened);
-    let session = match session {
-        Ok(session) => session,
+    let (beside, session) = match session {
+        Ok((beside, session)) => (beside.begun(), session),
         Err(e) => {
             // The session has been dropped, which has ended the mount.
             if let Err(second) = fs.close() {
@@ -88,20 +87,51 @@ fn serve_with(
     // With a keeper there is no such service: its changes bypass the kernel, so they are not noted
     // in the keeper's memory.
     let offer: Offer = if extra.life.is_some() { |_, _| Box::new(|| ()) } else { *offer };
-    let closed = until_unmounted(session, fs, offer).with_context(|| format!("serve {}", dir.display()))?;
-    // Standard error is /dev/null by now, unless it is a log file. So the error also goes to the
-    // system's log.
+    let closed = until_unmounted_with(session, fs, offer, beside)
+        .with_context(|| format!("serve {}", dir.display()))?;
+    // Standard error is /dev/null now unless it is a log file, so send the error to the system log
+    // too.
     closed
         .with_context(|| format!("close {}", image.display()))
         .inspect_err(|e| syslog::error(&format!("{e:#}")))
 }
 
-/// Serves until the mount has ended, and closes the file system. The inner result is that of the
-/// close.
+/// A service beside the kernel, which ends if the mount fails.
+struct Beginning(Option<Stop>);
+
+impl Beginning {
+    fn start(begin: Option<Beside<'_>>, fs: &FileSystem, session: &MountedSession) -> Result<Beginning> {
+        Ok(Beginning(begin.map(|begin| begin(fs, session)).transpose()?))
+    }
+
+    fn begun(mut self) -> Option<Stop> {
+        self.0.take()
+    }
+}
+
+impl Drop for Beginning {
+    fn drop(&mut self) {
+        if let Some(stop) = self.0.take() {
+            stop();
+        }
+    }
+}
+
+/// Serves until the mount has ended, and closes the file system. The inner result is that of
+/// closing.
 pub fn until_unmounted(
+    session: MountedSession,
+    fs: FileSystem,
+    offer: Offer,
+) -> std::io::Result<kedgefs::Result<()>> {
+    until_unmounted_with(session, fs, offer, None)
+}
+
+fn until_unmounted_with(
     mut session: MountedSession,
     fs: FileSystem,
     offer: Offer,
+    beside: Option<Stop>,
 ) -> std::io::Result<kedgefs::Result<()>> {
     let (to_close, stop) = (fs.clone(), offer(&fs, &mut session));
     let memory = memory::Watch::start(&fs);
@@ -109,6 +139,9 @@ pub fn until_unmounted(
         drop(memory);
         // The offered service may wait for a thaw, so freezes end first.
         let ended = to_close.end_freezes();
+        if let Some(stop) = beside {
+            stop();
+        }
         stop();
         ended.and(to_close.close())
     };

@@ -153,6 +153,11 @@ const MOUNT_NOTES: Section = (
         ),
         Text("The mount options are in `kedgefs`(5). An unknown option is refused, not ignored."),
         Text(
+            "With `--nfs` the process serves the image over NFS as well, as long as it is mounted; \
+             `kedge-serve-nfs`(8) explains `--squash`, `--anonymous` and `--any-port`. The kernel then \
+             caches no names and attributes. Not with `volatile`, `keeper`, `writeback_cache` or `--daemon`.",
+        ),
+        Text(
             "A mount without privilege is a plain fuse mount: the kernel does not pass `sync`(2) and \
              `syncfs`(2) on to it, and `umount`(8) returns before all is written. `kedge umount` waits.",
         ),

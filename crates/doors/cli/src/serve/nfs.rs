@@ -1,15 +1,16 @@
 //! `kedge serve nfs`: opens an image, serves it over NFS until a termination signal, and closes it.
 
 use crate::listen;
+use crate::nfs::{self, Users};
 use anyhow::{Context, Result};
 use kedge_host::engine::{self, Extra};
 use kedge_host::options::{MountWords, parse_cache_size};
 use kedge_host::os::{self, TerminationSignals};
 use kedge_host::{Usage, image, memory, notify, tag};
-use kedge_nfs::{Limits, Rights, Server, Squash};
-use kedgefs::{Ino, Owner};
-use std::net::{SocketAddr, TcpListener};
-use std::path::{Path, PathBuf};
+use kedge_nfs::{Limits, Server};
+use kedgefs::Ino;
+use std::net::TcpListener;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 const HELP: &str = "\
@@ -26,18 +27,8 @@ pub struct Args {
     /// act as any user
     #[arg(long, value_name = "[ADDRESS:]PORT", default_value = "127.0.0.1:2049")]
     listen: String,
-    /// Which users act as the anonymous user (default: root, or none if only this machine can
-    /// connect)
-    #[arg(long, value_enum, value_name = "USERS")]
-    squash: Option<Squashed>,
-    /// The anonymous user
-    #[arg(long, value_name = "UID:GID", value_parser = parse_owner, default_value = "65534:65534")]
-    anonymous: Owner,
-    /// Admit clients on any port. Otherwise only on ports below 1024, which only programs of root
-    /// may use: the kernel's client, and no program of another user. Needed through SSH and with
-    /// QEMU's user network
-    #[arg(long)]
-    any_port: bool,
+    #[command(flatten)]
+    users: Users,
     /// Comma-separated mount options, see below
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
@@ -52,22 +43,7 @@ pub struct Args {
     image: PathBuf,
 }
 
-#[derive(clap::ValueEnum, Clone, Copy, Debug)]
-enum Squashed {
-    None,
-    Root,
-    All,
-}
-
-fn parse_owner(text: &str) -> Result<Owner, String> {
-    let numbers = text.split_once(':').and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?)));
-    match numbers {
-        Some((uid, gid)) if uid != u32::MAX && gid != u32::MAX => Ok(Owner { uid, gid }),
-        _ => Err("it must be two numbers, UID:GID".into()),
-    }
-}
-
-/// Parses the mount options. Refuses those that do not control how the image is opened.
+/// The options that say how to open the image. Others are the kernel's or the mount's.
 fn parse_options(lists: &[String]) -> Result<MountWords> {
     let words = MountWords::parse(lists.iter().map(String::as_str))?;
     if words.volatile {
@@ -101,11 +77,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let image = image::with_words(&tag::resolve(&args.image)?, &words)?;
     let image = image::resolve(&image)?;
     let signals = TerminationSignals::block().context("block signals")?;
-    // The port is taken before the image is opened, so that an error changes nothing.
-    let listener = TcpListener::bind(address).with_context(|| format!("listen on {address}"))?;
-    // The NFS client may be this machine's kernel, which may need this process to free memory.
+    let listener = nfs::listen(address)?;
+    // The client may be this machine's kernel, which may need this process to get memory back.
     kedge_fuse::become_io_flusher();
-    let extra = Extra { cache_size: args.cache_size, volatile: args.volatile, ..Extra::default() };
+    let extra =
+        Extra { cache_size: args.cache_size, volatile: args.volatile, shared: true, ..Extra::default() };
     let opened = engine::open(&image, &mut words, extra)?;
     os::give_large_buffers_back();
     if let Some(notice) = &opened.notice {
@@ -130,22 +106,11 @@ fn serve(
     listener: TcpListener,
     signals: &TerminationSignals,
 ) -> Result<()> {
-    let local = listener.local_addr().context("find the address listened on")?.ip().is_loopback();
-    let squash = match args.squash {
-        Some(Squashed::None) => Squash::None,
-        Some(Squashed::Root) => Squash::Root,
-        Some(Squashed::All) => Squash::All,
-        None if local => Squash::None,
-        None => Squash::Root,
-    };
-    let rights = Rights { squash, anonymous: args.anonymous, any_port: args.any_port, tree };
+    let rights = args.users.rights(&listener, tree)?;
     let server =
         Server::start(fs.clone(), listener, rights, Limits::default()).context("start the server")?;
     let address = server.address();
-    if !local {
-        tracing::warn!("{address} can be reached from other machines, which name their users themselves");
-    }
-    println!("{}", ready_text(&args.image, address));
+    println!("{}", nfs::ready_text(&args.image, address));
     notify::ready();
     let signal = signals.wait();
     notify::stopping();
@@ -153,16 +118,4 @@ fn serve(
     let signal = signal.context("wait for signals")?;
     tracing::info!("signal {signal}: no longer served");
     Ok(())
-}
-
-/// The line that says how to mount. A program that starts the server waits for it.
-fn ready_text(image: &Path, address: SocketAddr) -> String {
-    let (host, port) = match address {
-        SocketAddr::V4(v4) => (v4.ip().to_string(), v4.port()),
-        SocketAddr::V6(v6) => (format!("[{}]", v6.ip()), v6.port()),
-    };
-    format!(
-        "{} is served; mount -t nfs -o vers=3,tcp,nolock,port={port},mountport={port} {host}:/ DIR",
-        image.display()
-    )
 }

@@ -16,6 +16,7 @@ mod install;
 mod metadata_copy;
 mod next;
 mod nfs;
+mod nfs_beside;
 mod remote;
 mod scrub;
 mod send;

@@ -2,7 +2,7 @@
 //! `kedge-nfs`.
 
 #[path = "../../../nfs/tests/common/mod.rs"]
-mod client;
+pub mod client;
 use crate::common::{Place, until};
 use client::{Client, FILE_SYNC, STALE, UNSTABLE, mode};
 use kedge_base::{pause, spawn_named};

@@ -1,0 +1,105 @@
+//! What `kedge serve nfs` and `kedge mount --nfs` have in common: the options that say which
+//! clients are admitted and as which users they act, and the line that says how to mount.
+
+pub mod beside;
+
+use anyhow::{Context, Result};
+use kedge_nfs::{Rights, Squash};
+use kedgefs::{Ino, Owner};
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+
+#[derive(clap::Args, Debug)]
+pub struct Users {
+    /// Over NFS: which users act as the anonymous user (default: root, or none if only this machine
+    /// can connect)
+    #[arg(long, value_enum, value_name = "USERS")]
+    pub squash: Option<Squashed>,
+    /// Over NFS: the anonymous user (default: 65534:65534)
+    #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
+    pub anonymous: Option<Owner>,
+    /// Over NFS: admit clients on any port. Otherwise only on ports below 1024, which only programs
+    /// of root may use: the kernel's client, and no program of another user. Needed through SSH and
+    /// with QEMU's user network
+    #[arg(long)]
+    pub any_port: bool,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+pub enum Squashed {
+    None,
+    Root,
+    All,
+}
+
+impl Squashed {
+    /// The word of the command line.
+    fn word(self) -> &'static str {
+        match self {
+            Squashed::None => "none",
+            Squashed::Root => "root",
+            Squashed::All => "all",
+        }
+    }
+}
+
+fn parse_owner(text: &str) -> Result<Owner, String> {
+    let numbers = text.split_once(':').and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?)));
+    match numbers {
+        Some((uid, gid)) if uid != u32::MAX && gid != u32::MAX => Ok(Owner { uid, gid }),
+        _ => Err("it must be two numbers, UID:GID".into()),
+    }
+}
+
+/// The user of those systems on which nobody is a user.
+const NOBODY: Owner = Owner { uid: 65534, gid: 65534 };
+
+impl Users {
+    /// Whether no option is given.
+    pub fn are_default(&self) -> bool {
+        self.squash.is_none() && self.anonymous.is_none() && !self.any_port
+    }
+
+    /// The rights of the clients of a listener, which see the tree with this root.
+    pub fn rights(&self, listener: &TcpListener, tree: Ino) -> Result<Rights> {
+        let address = listener.local_addr().context("find the address listened on")?;
+        let local = address.ip().is_loopback();
+        if !local {
+            tracing::warn!("{address} can be reached from other machines, which name their users themselves");
+        }
+        let squash = match self.squash {
+            Some(Squashed::None) => Squash::None,
+            Some(Squashed::Root) => Squash::Root,
+            Some(Squashed::All) => Squash::All,
+            None if local => Squash::None,
+            None => Squash::Root,
+        };
+        let anonymous = self.anonymous.unwrap_or(NOBODY);
+        Ok(Rights { squash, anonymous, any_port: self.any_port, tree })
+    }
+
+    /// The options as words of a command line.
+    pub fn words(&self) -> Vec<String> {
+        let squash = self.squash.map(|squash| ["--squash".into(), squash.word().into()]);
+        let anonymous = self.anonymous.map(|o| ["--anonymous".into(), format!("{}:{}", o.uid, o.gid)]);
+        let any_port = self.any_port.then(|| "--any-port".into());
+        squash.into_iter().chain(anonymous).flatten().chain(any_port).collect()
+    }
+}
+
+/// Takes the port. Done before the image is opened, so that an error changes nothing.
+pub fn listen(address: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address).with_context(|| format!("listen on {address}"))
+}
+
+/// The line that says how to mount. A program that starts the server waits for it.
+pub fn ready_text(image: &Path, address: SocketAddr) -> String {
+    let (host, port) = match address {
+        SocketAddr::V4(v4) => (v4.ip().to_string(), v4.port()),
+        SocketAddr::V6(v6) => (format!("[{}]", v6.ip()), v6.port()),
+    };
+    format!(
+        "{} is served; mount -t nfs -o vers=3,tcp,nolock,port={port},mountport={port} {host}:/ DIR",
+        image.display()
+    )
+}
