@@ -49,7 +49,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "daemon")]
     takeover: bool,
     #[command(flatten)]
-    beside: beside::Args,
+    beside: beside::NfsArgs,
     /// For tests: keep unflushed writes in this process, so that killing it acts as a power failure
     #[arg(long, hide = true)]
     volatile: bool,
@@ -142,8 +142,7 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
         };
         return keeper::run(&mount(&args, &image, &dir, &words), &server_words(&args)?, true, live);
     } else if args.foreground {
-        let listener = args.beside.listen()?;
-        let beside = serve_beside(&args, &image, listener.as_ref());
+        let beside = serve_beside(&args, args.beside.listen()?);
         let mount = Mount { beside: Some(&beside), ..mount(&args, &image, &dir, &words) };
         serve::in_foreground(&mount, || {
             made.keep();
@@ -176,8 +175,7 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
 fn serve_in_background(args: &Args, words: &MountWords) -> Result<ExitCode> {
     let keep_stderr = args.log_file.is_some();
     background::run(keep_stderr, |live| {
-        let listener = args.beside.listen()?;
-        let beside = serve_beside(args, &args.image, listener.as_ref());
+        let beside = serve_beside(args, args.beside.listen()?);
         let mount = Mount { beside: Some(&beside), ..mount(args, &args.image, &args.dir, words) };
         serve::in_foreground(&mount, live).map(|()| ExitCode::SUCCESS)
     })
@@ -185,17 +183,16 @@ fn serve_in_background(args: &Args, words: &MountWords) -> Result<ExitCode> {
 
 /// Serves the image over NFS if there is a listener. The line that says how to mount is printed in
 /// the foreground; the parent of a process in the background prints its own.
-fn serve_beside<'a>(
-    args: &'a Args,
-    image: &'a Path,
-    listener: Option<&'a TcpListener>,
+fn serve_beside(
+    args: &Args,
+    listener: Option<TcpListener>,
 ) -> impl Fn(&FileSystem, &MountedSession) -> Result<Stop> {
+    let listener = Cell::new(listener);
     move |fs, session| {
-        let Some(listener) = listener else { return Ok(Box::new(|| ())) };
-        let listener = listener.try_clone().context("pass the NFS port on")?;
+        let Some(listener) = listener.take() else { return Ok(Box::new(|| ())) };
         let (address, stop) = args.beside.serve(listener, fs, session)?;
         if !args.as_daemon {
-            println!("{}", nfs::ready_text(image, address));
+            println!("{}", nfs::ready_text(&args.image, address));
         }
         Ok(stop)
     }

@@ -29,16 +29,16 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 const NAMES_MAX: usize = 4096;
 
 #[derive(clap::Args, Debug)]
-pub struct Args {
+pub struct NfsArgs {
     /// Serve the image over NFS version 3 as well, at this address; a port without an address is on
     /// 127.0.0.1. A client that is admitted can act as any user
-    #[arg(long, value_name = "[ADDRESS:]PORT", conflicts_with_all = ["daemon", "takeover"])]
+    #[arg(long, value_name = "[ADDRESS:]PORT", conflicts_with = "daemon")]
     nfs: Option<String>,
     #[command(flatten)]
     users: Users,
 }
 
-impl Args {
+impl NfsArgs {
     pub fn is_asked(&self) -> bool {
         self.nfs.is_some()
     }

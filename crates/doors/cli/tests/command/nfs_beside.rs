@@ -227,7 +227,7 @@ fn an_append_on_the_mount_goes_to_the_end_that_a_client_has_moved() {
     let (mut c, root) = both.client();
     let mut log = OpenOptions::new().read(true).append(true).create(true).open(both.path("log")).unwrap();
     let (file, _) = c.lookup(&root, "log").unwrap();
-    let mut wanted = Vec::new();
+    let mut wanted = Vec::<u8>::new();
     for round in 0..20u8 {
         let (ours, theirs) = (vec![b'a' + round; 1000], vec![b'A' + round; 700]);
         log.write_all(&ours).unwrap();
@@ -509,12 +509,18 @@ fn the_server_lives_as_long_as_the_mount() {
     open.read_to_string(&mut text).unwrap();
     assert_eq!(text, "not committed");
     drop(open);
-    place.unmount();
-    // The connection is closed, and the port is free.
+    let mnt = place.path("mnt");
+    until("the mount is no longer in use", || {
+        // The thread that got the signal gives up after some seconds.
+        let _ended_already = place.run("umount mnt");
+        kedge_fuse::mount_at(&mnt).is_none()
+    });
+    // The connection is closed, the port is free, and the image is closed.
     let mut rest = Vec::new();
     c.stream.read_to_end(&mut rest).unwrap();
     assert!(rest.is_empty());
-    TcpListener::bind(address).unwrap();
+    until("the port is free", || TcpListener::bind(address).is_ok());
+    until("the image is closed", || !place.run("fsck disk.kedge").err.contains("in use"));
     assert_eq!(place.run("cat disk.kedge:/f").ok(), "not committed");
     let info = place.info("disk.kedge");
     assert_eq!(info["state"], "clean");
