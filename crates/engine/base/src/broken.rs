@@ -11,6 +11,8 @@
 pub enum Variant {
     /// A log write does not first flush the data to which its records refer.
     SkipDataFlush = 1,
+    /// A log write shares its flush with the data to which its records refer.
+    SharedFlush,
     /// fsync returns while its log write is under way.
     AckBeforeForce,
     /// An fdatasync that needs no log force does not flush data that was overwritten in place.
@@ -173,6 +175,7 @@ impl Variant {
     /// Variants that a check of `kedge-sim` detects.
     pub const ALL: &'static [Variant] = &[
         Variant::SkipDataFlush,
+        Variant::SharedFlush,
         Variant::AckBeforeForce,
         Variant::FdatasyncSkipsFlush,
         Variant::ReuseFreedBlock,

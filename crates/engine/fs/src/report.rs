@@ -117,6 +117,7 @@ impl Fs {
             "bytes_written": s.bytes_written.get(),
             "data_flushes": flushes,
             "data_flushes_shared": shared,
+            "flushes_shared": s.flushes_shared.get(),
             "group_records": latency(&s.group_records.snapshot()),
             "group_forces": latency(&s.group_forces.snapshot()),
             "write_ns": latency(&s.write_latency.snapshot()),

@@ -20,28 +20,34 @@ use kedge_base::trace::{self, Event};
 use std::sync::Arc;
 
 impl Log {
-    /// Appends one record within a reservation. Never waits and does no IO.
+    /// Appends one record within a reservation, as one that may refer to data in place. Never
+    /// waits, does no IO.
     ///
     /// # Panics
     /// If the record exceeds what is left of the reservation, is empty or longer than
     /// [`RECORD_MAX`], or if the reservation belongs to another log. Each of these is a bug of the
     /// caller.
     pub fn append(&self, reservation: &mut Reservation, record: &[u8]) -> RecordLsn {
+        self.append_as(reservation, record, false, true)
+    }
+
+    /// [`Log::append`]. `last`: the record is the reservation's last one, and the rest of the
+    /// reservation is returned in the same step, which saves the step at the drop. `refers`: the
+    /// record may refer to data in place, so it must not become durable before that data.
+    pub fn append_as(
+        &self,
+        reservation: &mut Reservation,
+        record: &[u8],
+        last: bool,
+        refers: bool,
+    ) -> RecordLsn {
         let charge = reservation.spend(record.len());
-        self.append_for(reservation, charge, record)
+        let charge = if last { charge + reservation.spend_rest() } else { charge };
+        self.append_for(reservation, charge, record, refers)
     }
 
-    /// Does what [`Log::append`] does, for the last record of the reservation. It returns the
-    /// unused rest of the reservation in the same atomic step, so that dropping the reservation
-    /// needs none.
-    pub fn append_last(&self, reservation: &mut Reservation, record: &[u8]) -> RecordLsn {
-        let charge = reservation.spend(record.len()) + reservation.spend_rest();
-        self.append_for(reservation, charge, record)
-    }
-
-    /// `charge` is the number of bytes that the append takes from the reservation. It returns those
-    /// that the record does not need.
-    fn append_for(&self, reservation: &Reservation, charge: u64, record: &[u8]) -> RecordLsn {
+    /// `charge`: the bytes that the reservation pays for the record.
+    fn append_for(&self, reservation: &Reservation, charge: u64, record: &[u8], refers: bool) -> RecordLsn {
         let shared = &*self.shared;
         assert!(!record.is_empty() && record.len() <= RECORD_MAX, "a record has 1 to RECORD_MAX bytes");
         assert!(Arc::ptr_eq(&self.shared, &reservation.shared), "a reservation belongs to one log");
@@ -50,8 +56,8 @@ impl Log {
         let early = broken::is(Variant::UnfilledBatch).then(|| shared.place(record.len(), &mut wake));
         let mut lane = shared.stage.lane();
         let placed = early.unwrap_or_else(|| shared.place(record.len(), &mut wake));
-        lane.add(&placed, record);
-        // While the lane is locked, no write of the batch can complete. So the tail cannot pass it.
+        lane.add(&placed, record, refers);
+        // Until the lane is unlocked, the batch is not durable, so the tail is not beyond it.
         let used = shared.used_up_to(&placed);
         drop(lane);
         let rest =

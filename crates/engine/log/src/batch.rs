@@ -80,13 +80,16 @@ pub(crate) struct Write {
 }
 
 impl Write {
-    /// Adds the records and seals the write with its header.
-    pub(crate) fn fill(&mut self, stage: &Stage, key: &LogKey) {
-        // Clears the buffer, because padding and gaps must be zero.
+    /// Adds the records, and the header that seals them. Returns whether a record may refer to data
+    /// in place.
+    pub(crate) fn fill(&mut self, stage: &Stage, key: &LogKey) -> bool {
+        // Padding and gaps are zero.
         self.buf.resize(0);
         self.buf.resize(self.header.blocks as usize);
-        self.header.records = stage.fill(self.header.lsn, self.head, &mut self.buf);
+        let (records, refers) = stage.fill(self.header.lsn, self.head, &mut self.buf);
+        self.header.records = records;
         self.header.seal(key, self.buf.as_mut_bytes());
+        refers
     }
 }
 

@@ -27,7 +27,7 @@ proptest! {
             prop_assert_eq!(placed.end, Lsn(placed.start.0 + (FRAME_SIZE + len) as u64));
             prop_assert_eq!((placed.base, placed.end), (base, tip.head()));
             prop_assert_eq!((placed.padded_end(), placed.grown), (tip.end(), tip.end().0 - end.0));
-            stage.lane().add(&placed, &record);
+            stage.lane().add(&placed, &record, true);
             pushed.push((placed.start, record));
         }
         let end = tip.end();

@@ -155,9 +155,12 @@ impl Shared {
         state.take(self.epoch, wake)
     }
 
-    /// Does a leader's work: barrier, seal, write, wake. When the barrier returns, all records of
-    /// the batch have been applied. If a record could not be applied, the log is shut down by then,
-    /// and the batch must not be written.
+    /// A leader's work: seal, barrier, write, wake. After the barrier, all records in the batch
+    /// have been applied. If one could not be, the log is shut down, and the batch must not be
+    /// written.
+    ///
+    /// If no record may refer to data in place, data that waits for a flush shares one with the log
+    /// write: the write is made without FUA, and the flush follows it.
     pub(crate) fn write(&self, mut write: Write, leader: Leader) -> Result<()> {
         let started = self.clock.monotonic();
         // The batch is closed, so all its records have been appended, and the data writes to which
@@ -167,15 +170,26 @@ impl Shared {
         // A panic must not leave the write in flight, because all later forces would wait for it
         // forever.
         let result = without_panic("a log write", || {
+            let refers = write.fill(&self.stage, &self.key);
             // Broken on purpose: the data to which the records refer is not flushed.
-            if !broken::is(Variant::SkipDataFlush) {
+            let shares = if broken::is(Variant::SkipDataFlush) {
+                false
+            } else if refers && !broken::is(Variant::SharedFlush) {
                 self.barrier.barrier()?;
-            }
+                false
+            } else {
+                // Broken on purpose: the records of the log write refer to the data.
+                self.barrier.settle()?
+            };
             barrier_over = self.clock.monotonic();
             self.check_alive()?;
-            write.fill(&self.stage, &self.key);
             trace::note(|| Event::LogWrite { end: write.header.end_lsn() });
-            self.ring.write(&*self.device, write.header.lsn, &write.buf)
+            self.ring.write(&*self.device, write.header.lsn, &write.buf, !shares)?;
+            if shares {
+                self.stats.flushes_shared.inc();
+                self.barrier.flush_after()?;
+            }
+            Ok(())
         });
         if let Err(error) = &result {
             tracing::error!(%error, lsn = %write.header.lsn, "log write not made, the log shuts down");

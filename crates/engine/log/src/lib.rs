@@ -23,9 +23,9 @@
 //!    moves after its append.
 //! 3. `durable` is the end of the contiguous prefix of completed writes. Several writes may be in
 //!    flight and complete in any order; forces complete in LSN order.
-//! 4. [`Barrier::barrier`] is called after the last append into a batch and before its write. So a
-//!    record never becomes durable before the data to which it refers, nor before its caller has
-//!    applied it.
+//! 4. [`Barrier::barrier`] is called after the last append into a batch and before its write, or
+//!    [`Barrier::settle`] if no record of the batch may refer to data. So a record never becomes
+//!    durable before the data to which it refers, nor before its caller has applied it.
 //! 5. The first failed write or barrier latches *shutdown*. Nothing is retried, and no write starts
 //!    afterwards. Every waiter wakes with an error, and every later force or reservation fails with
 //!    one. A leader checks the latch again between barrier and write.

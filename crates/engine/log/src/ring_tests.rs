@@ -34,7 +34,7 @@ proptest! {
         for (number, block) in buf.as_mut_bytes().chunks_exact_mut(BLOCK_SIZE).enumerate() {
             block.fill(number as u8 + 1);
         }
-        ring.write(&device, Lsn(first * BLOCK), &buf).unwrap();
+        ring.write(&device, Lsn(first * BLOCK), &buf, true).unwrap();
         let read = |at: u64| {
             let mut block = IoBuf::zeroed(1);
             device.read(at, &mut block).unwrap();

@@ -17,6 +17,10 @@ use kedge_format::logwrite::LogKey;
 use std::sync::{Arc, OnceLock, Weak};
 
 /// Orders data writes before the records that refer to them.
+///
+/// A log write with a record that may refer to data in place begins after [`Barrier::barrier`]. One
+/// without such a record begins after [`Barrier::settle`], and shares one flush with the data that
+/// waits for one.
 pub trait Barrier: Send + Sync {
     /// Makes every data write that completed before the call durable: flushes the device if a data
     /// write has completed since the last flush. Several threads may call it concurrently. A caller
@@ -25,6 +29,15 @@ pub trait Barrier: Send + Sync {
     /// The barrier also waits for threads that have appended a record and not yet applied it. A
     /// thread that cannot apply its record shuts the log down before the barrier returns.
     fn barrier(&self) -> Result<()>;
+
+    /// Waits for callers as [`Barrier::barrier`] does, and flushes nothing. Returns whether data
+    /// that has been written waits for a flush. If so, the log write that follows is made without
+    /// FUA, and [`Barrier::flush_after`] is called after it.
+    fn settle(&self) -> Result<bool>;
+
+    /// Makes every data write and every log write that completed before the call durable, by a
+    /// flush that begins after the call.
+    fn flush_after(&self) -> Result<()>;
 }
 
 /// The component that can free log space.

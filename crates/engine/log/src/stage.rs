@@ -31,7 +31,9 @@ const SPARE_MAX: usize = 64 * BLOCK_SIZE;
 struct Part {
     base: Lsn,
     records: u32,
-    /// Frame headers and records of all runs.
+    /// Whether a record may refer to data in place.
+    refers: bool,
+    /// Frames and records, run after run.
     bytes: Vec<u8>,
     /// LSN of the start and length in bytes of each run of adjacent records.
     runs: Vec<(Lsn, usize)>,
@@ -52,9 +54,9 @@ pub(crate) struct Stage([Aligned; STRIPES]);
 struct Aligned(Mutex<Lane>);
 
 impl Lane {
-    /// Adds a record at the range `placed`. The caller locked the lane before the record got that
-    /// range.
-    pub(crate) fn add(&mut self, placed: &Placed, record: &[u8]) {
+    /// Adds a record at its place. The lane has been locked since before the record had it.
+    /// `refers`: it may refer to data in place.
+    pub(crate) fn add(&mut self, placed: &Placed, record: &[u8], refers: bool) {
         if self.parts.back().is_none_or(|part| part.base != placed.base) {
             let part = self.spare.take().unwrap_or_default();
             self.parts.push_back(Part { base: placed.base, ..part });
@@ -68,13 +70,14 @@ impl Lane {
         part.bytes.extend_from_slice(&(record.len() as u32).to_le_bytes());
         part.bytes.extend_from_slice(record);
         part.records += 1;
+        part.refers |= refers;
     }
 
     fn recycle(&mut self, mut part: Part) {
         if part.bytes.capacity() <= SPARE_MAX {
             part.bytes.clear();
             part.runs.clear();
-            self.spare = Some(Part { records: 0, ..part });
+            self.spare = Some(Part { records: 0, refers: false, ..part });
         }
     }
 }
@@ -89,13 +92,14 @@ impl Stage {
         self.0[stripe()].0.lock()
     }
 
-    /// Moves the records of the closed batch from `base` to `head` into `buf`, which has the
-    /// batch's length and is zero. Returns the number of records.
+    /// Moves the records of the closed batch from `base` to `head` into the buffer, which has its
+    /// blocks and is zero. Returns their number, and whether one of them may refer to data in
+    /// place.
     ///
     /// # Panics
-    /// If a record is missing because its append panicked. The log is then shut down.
-    pub(crate) fn fill(&self, base: Lsn, head: Lsn, buf: &mut IoBuf) -> u32 {
-        let (mut records, mut filled) = (0, HEADER_SIZE as u64);
+    /// If a record is missing, because its append panicked. The log is shut down then.
+    pub(crate) fn fill(&self, base: Lsn, head: Lsn, buf: &mut IoBuf) -> (u32, bool) {
+        let (mut records, mut refers, mut filled) = (0, false, HEADER_SIZE as u64);
         for Aligned(lane) in &self.0 {
             let mut locked = lane.lock();
             let Some(at) = locked.parts.iter().position(|part| part.base == base) else { continue };
@@ -109,11 +113,12 @@ impl Stage {
                 rest = after;
             }
             records += part.records;
+            refers |= part.refers;
             filled += part.bytes.len() as u64;
             lane.lock().recycle(part);
         }
         assert_eq!(filled, head.0 - base.0, "the batch at {base} has all of its records");
-        records
+        (records, refers)
     }
 }
 

@@ -16,14 +16,14 @@ fn each_batch_gets_its_own_records() {
     let mut batches = Vec::new();
     for batch in 0..3u8 {
         for _ in 0..=batch {
-            stage.lane().add(&tip.place(100).unwrap(), &[batch; 100]);
+            stage.lane().add(&tip.place(100).unwrap(), &[batch; 100], batch == 1);
         }
         batches.push(tip.close().unwrap());
     }
     for batch in [1, 0, 2] {
         let (base, head) = batches[batch];
         let mut buf = IoBuf::zeroed(1);
-        assert_eq!(stage.fill(base, head, &mut buf) as usize, batch + 1);
+        assert_eq!(stage.fill(base, head, &mut buf), (batch as u32 + 1, batch == 1));
         let payload = &buf.as_bytes()[HEADER_SIZE..(head.0 - base.0) as usize];
         let record = [&100u32.to_le_bytes()[..], &[batch as u8; 100]].concat();
         assert_eq!(payload, record.repeat(batch + 1));
@@ -35,7 +35,7 @@ fn each_batch_gets_its_own_records() {
 #[should_panic(expected = "has all of its records")]
 fn a_missing_record_is_found() {
     let (tip, stage) = opened();
-    stage.lane().add(&tip.place(100).unwrap(), &[1; 100]);
+    stage.lane().add(&tip.place(100).unwrap(), &[1; 100], true);
     tip.place(100).unwrap();
     let (base, head) = tip.close().unwrap();
     stage.fill(base, head, &mut IoBuf::zeroed(1));
@@ -53,7 +53,7 @@ fn a_leader_waits_for_a_record_that_has_its_place() {
         let stage = stage.clone();
         spawn_named("leader", move || stage.fill(base, head, &mut IoBuf::zeroed(1))).unwrap()
     };
-    lane.add(&placed, &[1; 100]);
+    lane.add(&placed, &[1; 100], true);
     drop(lane);
-    assert_eq!(leader.join().unwrap(), 1);
+    assert_eq!(leader.join().unwrap(), (1, true));
 }

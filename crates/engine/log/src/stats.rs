@@ -114,13 +114,15 @@ pub struct LogStats {
     pub bytes_appended: Counter,
     /// Bytes written to the device, including headers, frames and padding.
     pub bytes_written: Counter,
-    /// Number of calls of [`crate::Barrier::barrier`].
+    /// Calls of [`crate::Barrier::barrier`] and [`crate::Barrier::settle`].
     pub barriers: Counter,
-    /// Number of records in each write.
+    /// Writes that shared their flush with data.
+    pub flushes_shared: Counter,
+    /// Records per write.
     pub group_records: Histogram,
     /// Number of forces in each write whose target was in the write.
     pub group_forces: Histogram,
-    /// Duration of a whole log write: barrier, sealing and device write.
+    /// Sealing, barrier, device write and a flush after it together.
     pub write_latency: Histogram,
     /// Duration of forces that had to wait, including IO.
     pub force_latency: Histogram,

@@ -343,7 +343,7 @@ fn the_last_record_gives_the_rest_of_its_reservation_back() {
     until(|| log.has_waiters());
     log.append(&mut reservation, &[1; 10]);
     assert_eq!(log.space().reserved_bytes, max - 10, "the first record's charge alone");
-    log.append_last(&mut reservation, &[1; 10]);
+    log.append_as(&mut reservation, &[1; 10], true, true);
     waiting.join().unwrap().unwrap(); // while we still have it
     assert_eq!((reservation.bytes_left(), log.space().reserved_bytes), (0, 0));
     drop(reservation);
@@ -483,7 +483,7 @@ fn each_reservation_of_many_threads_is_granted() {
                 let class = if i % 5 == 0 { ReserveClass::Reclaim } else { ReserveClass::Normal };
                 let mut reservation = log.reserve(log.free_bytes_max() * 9 / (10 * part), class).unwrap();
                 if i % 500 == 0 {
-                    log.append_last(&mut reservation, &[1; 100]);
+                    log.append_as(&mut reservation, &[1; 100], true, true);
                 }
             }
             ended.send(()).unwrap();
@@ -602,6 +602,14 @@ impl kedge_log::Barrier for Meddler {
         late.push(log.append(&mut reservation, b"uncovered"));
         Ok(())
     }
+
+    fn settle(&self) -> Result<bool> {
+        self.barrier().map(|()| false)
+    }
+
+    fn flush_after(&self) -> Result<()> {
+        unreachable!("nothing waits for a flush")
+    }
 }
 
 #[test]
@@ -685,7 +693,48 @@ fn a_failed_barrier_is_a_failed_write() {
     assert_eq!(s.device.writes(), 0);
 }
 
-/// A barrier that shuts its log down, as a thread does that cannot apply its appended record.
+/// Records that refer to no data share one flush with data that waits for one. If another record is
+/// in the batch, the data is flushed first.
+#[test]
+fn a_write_whose_records_refer_to_nothing_shares_its_flush() {
+    let s = setup(2 * MIB);
+    s.barrier.device.set(s.device.clone()).ok().unwrap();
+    let log = s.open(Lsn(0), Lsn(0));
+    let append = |refers| {
+        let mut reservation = log.reserve(10, ReserveClass::Normal).unwrap();
+        log.append_as(&mut reservation, b"0123456789", true, refers)
+    };
+    let counts = || (s.device.flushes(), s.barrier.flushes_after.load(SeqCst), log.stats().flushes_shared.get());
+    // Nothing waits: a write with FUA.
+    log.force(append(false).end, ForceCause::Fsync).unwrap();
+    assert_eq!(counts(), (0, 0, 0));
+    for (records, shared) in [(&[false][..], 1), (&[false, true], 1), (&[true], 1), (&[false, false], 2)] {
+        s.barrier.waits.store(true, SeqCst);
+        let last = records.iter().map(|refers| append(*refers)).last().unwrap();
+        log.force(last.end, ForceCause::Fsync).unwrap();
+        assert_eq!(counts(), (shared, shared, shared), "{records:?}");
+        assert!(!s.barrier.waits.load(SeqCst), "{records:?}");
+    }
+    // Durable without a flush of its own.
+    s.device.crash();
+    assert_eq!(s.scan(s.device.image(), Lsn(0)).unwrap().1.len(), 7);
+}
+
+#[test]
+fn a_failed_flush_after_a_write_shuts_the_log_down() {
+    let s = setup(2 * MIB);
+    let log = s.open(Lsn(0), Lsn(0));
+    let mut reservation = log.reserve(10, ReserveClass::Normal).unwrap();
+    let at = log.append_as(&mut reservation, b"x", true, false);
+    s.barrier.waits.store(true, SeqCst);
+    s.barrier.fail.store(true, SeqCst);
+    assert!(matches!(log.force(at.end, ForceCause::Fsync), Err(Error::Io { op: "flush", .. })));
+    s.barrier.fail.store(false, SeqCst);
+    assert!(matches!(log.force(at.end, ForceCause::Fsync), Err(Error::Shutdown(_))));
+    assert_eq!((s.device.writes(), log.durable_lsn()), (1, Lsn(0)));
+}
+
+/// Shuts its log down, like a caller that cannot apply the record that it has appended.
 struct Revoking(parking_lot::Mutex<std::sync::Weak<Log>>);
 
 impl kedge_log::Barrier for Revoking {
@@ -694,6 +743,14 @@ impl kedge_log::Barrier for Revoking {
             log.shutdown(&Error::invalid("revoked"));
         }
         Ok(())
+    }
+
+    fn settle(&self) -> Result<bool> {
+        self.barrier().map(|()| false)
+    }
+
+    fn flush_after(&self) -> Result<()> {
+        unreachable!("nothing waits for a flush")
     }
 }
 

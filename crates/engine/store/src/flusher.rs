@@ -2,7 +2,8 @@
 //!
 //! A flush covers the data writes that completed before it *started*. Each completed write gets a
 //! sequence number. A request is served by the first flush that started after its write had
-//! completed. One flush runs at a time; requests that arrive meanwhile share the next one.
+//! completed. One flush runs at a time; requests that arrive meanwhile share the next one. A
+//! log write without FUA has a number, too.
 
 use crate::guard::EpochGuard;
 use kedge_base::atomic::{AtomicU64, Ordering};
@@ -115,5 +116,15 @@ impl Barrier for LogBarrier {
     fn barrier(&self) -> Result<()> {
         self.guard.wait_for_those_inside();
         self.flusher.flush(self.flusher.newest())
+    }
+
+    fn settle(&self) -> Result<bool> {
+        self.guard.wait_for_those_inside();
+        Ok(!self.flusher.flushed(self.flusher.newest()))
+    }
+
+    /// A number of its own, so that no flush counts that began before.
+    fn flush_after(&self) -> Result<()> {
+        self.flusher.flush(self.flusher.note_write())
     }
 }

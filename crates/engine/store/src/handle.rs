@@ -11,8 +11,8 @@ use kedge_base::lock::{Entered, Rank, assert_may_wait, enter};
 use kedge_base::trace::{self, Event};
 use kedge_base::{Error, Ino, Result};
 use kedge_format::Key;
-use kedge_format::record::{Edit, Record, RecordBuilder, RecordOp};
-use kedge_log::{Log, RecordLsn, Reservation, ReserveClass};
+use kedge_format::record::{Edit, InodeMask, Record, RecordBuilder, RecordOp};
+use kedge_log::{RecordLsn, Reservation, ReserveClass};
 use smallvec::SmallVec;
 use std::time::Duration;
 
@@ -263,9 +263,8 @@ impl Handle<'_> {
         let mut poison = Poison(Some(store));
         let left = self.log.bytes_left() - bytes.len() as u64;
         trace::note(|| Event::Commits(commits_of(&decoded)));
-        let append = if last { Log::append_last } else { Log::append };
-        let lsn = append(&store.log, &mut self.log, &bytes);
-        // The witness is called inside the guard, so that its note precedes the log write.
+        let lsn = store.log.append_as(&mut self.log, &bytes, last, refers_to_data(&decoded));
+        // Inside the guard, so that what the witness notes precedes the log write.
         kedge_base::witness::committed(decoded.op as u8, lsn.end);
         let taken_before = nodes_taken();
         let target = Target {
@@ -297,10 +296,23 @@ impl Handle<'_> {
     }
 }
 
+/// Fields of an inode that say nothing of the place or the extent of data.
+const STAMPS: InodeMask = InodeMask(
+    InodeMask::ATIME.0 | InodeMask::MTIME.0 | InodeMask::CTIME.0 | InodeMask::BTIME.0 | InodeMask::CHANGE.0,
+);
+
+/// Whether a record does more than set time stamps and change counters, so that it may refer to
+/// data in place.
+fn refers_to_data(record: &Record<'_>) -> bool {
+    let only_stamps =
+        |edit: &Edit<'_>| matches!(edit, Edit::Inode(patch) if patch.mask.without(STAMPS).is_empty());
+    !record.edits.iter().all(only_stamps)
+}
+
 /// What a record does, for a trace.
 fn commits_of(record: &Record<'_>) -> trace::Commits {
     let write_back = record.op == RecordOp::WriteBack;
-    let mut commits = trace::Commits { write_back, ..trace::Commits::default() };
+    let mut commits = trace::Commits { write_back, refers: refers_to_data(record), ..Default::default() };
     let bytes = |ino: Ino, from: u64, len: u64| trace::Bytes { ino, from, to: from.saturating_add(len) };
     for edit in &record.edits {
         match edit {

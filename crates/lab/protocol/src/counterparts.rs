@@ -25,8 +25,10 @@ const SMALL_FILES: &str = "a file of the model is one block, written as a whole"
 pub fn counterpart(variant: Variant) -> Counterpart {
     use Counterpart::{None, Without};
     match variant {
-        Variant::SkipDataFlush | Variant::InlineOutUnflushed => Without(Rule::FlushBeforeLogWrite),
-        // The model has one number for the two that an inode keeps for fsync and for fdatasync.
+        Variant::SkipDataFlush | Variant::SharedFlush | Variant::InlineOutUnflushed => {
+            Without(Rule::FlushBeforeLogWrite)
+        }
+        // The numbers that an inode keeps for fsync and for fdatasync are one number here.
         Variant::AckBeforeForce | Variant::ForgetDatasyncOnSize | Variant::ForgetEvicted => {
             Without(Rule::ForceBeforeAck)
         }

@@ -13,7 +13,8 @@ const IN_FLIGHT_MAX: usize = 4;
 pub struct Flight {
     pub start: u64,
     pub end: u64,
-    /// The number of the last data write that had completed when the batch was sealed.
+    /// The last data write that had completed when the batch was closed, if a record of the batch
+    /// may refer to data; else 0.
     pub needs: u64,
     pub stage: Stage,
 }
@@ -62,7 +63,9 @@ pub struct Engine {
     /// Start of the open batch.
     pub base: u64,
     pub head: u64,
-    /// Limit of the bytes between the tail and the head.
+    /// Whether a record of the open batch may refer to data in place.
+    pub refers: bool,
+    /// Bytes between tail and head at most.
     pub ring: u64,
     pub flight: Vec<Flight>,
     pub written: u64,
@@ -94,6 +97,7 @@ impl Engine {
             durable: head,
             base: head,
             head,
+            refers: false,
             ring,
             flight: Vec::new(),
             written: 0,
@@ -262,6 +266,7 @@ impl Engine {
             ends.push(end);
         }
         self.head = end;
+        self.refers |= record.refers;
     }
 
     /// Removes blocks from `placed`: a record names them, or they were given back.
@@ -289,10 +294,11 @@ impl Engine {
 
     fn seal(&mut self, end: u64) {
         if self.head > self.base {
-            let (start, needs) = (self.base, self.written);
+            let (start, needs) = (self.base, if self.refers { self.written } else { 0 });
             self.flight.push(Flight { start, end, needs, stage: Stage::Sealed });
             self.base = end;
             self.head = end;
+            self.refers = false;
         }
     }
 

@@ -47,6 +47,8 @@ pub struct Appended {
     pub kind: Kind,
     /// Whether the record of an atomic write has all its bytes; true for other records.
     pub whole: bool,
+    /// Whether it may refer to data in place.
+    pub refers: bool,
     pub start: u64,
     pub end: u64,
     /// Files whose inode, data or names the record changes.

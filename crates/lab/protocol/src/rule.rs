@@ -9,8 +9,8 @@ pub enum Rule {
     OneOrder,
     /// A record that maps blocks for written data is appended after the data write has completed.
     DataBeforeRecord,
-    /// A log write starts only when the data writes that completed before its last record are
-    /// flushed.
+    /// A log write with a record that may refer to data in place starts only when the data writes
+    /// that completed before its last record are flushed.
     FlushBeforeLogWrite,
     /// A log write starts only if fewer than four earlier log writes are not yet durable. The scan
     /// of a recovery searches only so far past the log's end for a log write that proves a loss.

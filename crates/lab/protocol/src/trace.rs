@@ -187,6 +187,7 @@ impl Replay {
         Appended {
             kind,
             whole: atomic.is_none_or(|edits| commits.data.len() >= edits),
+            refers: commits.refers,
             start,
             end,
             touches: commits.inodes.iter().map(|ino| ino.0).collect(),

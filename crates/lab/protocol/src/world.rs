@@ -133,6 +133,7 @@ fn record(kind: Kind, engine: &Engine, touches: &[u64]) -> Appended {
     Appended {
         kind,
         whole: true,
+        refers: true,
         start,
         end,
         touches,
@@ -166,7 +167,11 @@ impl Mounted {
     fn appends(&self, action: &Action, value: u8) -> Option<(Vec<Event>, Record)> {
         let engine = &self.engine;
         let (record, appended, mut before) = match *action {
-            Action::Items => (Record::Items(value), record(Kind::Change, engine, &[ITEMS]), vec![]),
+            Action::Items => {
+                // It stands for the records of the engine that refer to no data, too.
+                let appended = Appended { refers: false, ..record(Kind::Change, engine, &[ITEMS]) };
+                (Record::Items(value), appended, vec![])
+            }
             Action::Remove(file) => {
                 let mut appended = record(Kind::Change, engine, &[u64::from(file)]);
                 appended.voids.push(whole(file));

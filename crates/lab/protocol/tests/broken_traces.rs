@@ -44,6 +44,7 @@ type Body = fn(u64) -> Result<(), String>;
 /// The run that detects each variant.
 const CAUGHT: &[(Variant, Body)] = &[
     (Variant::SkipDataFlush, history),
+    (Variant::SharedFlush, history),
     (Variant::AckBeforeForce, history),
     (Variant::FdatasyncSkipsFlush, overwrites),
     (Variant::ReuseFreedBlock, history),

@@ -300,6 +300,10 @@ impl Device for MemDevice {
 #[derive(Default)]
 pub struct CountingBarrier {
     pub calls: std::sync::atomic::AtomicU64,
+    /// Whether data waits for a flush, which [`kedge_log::Barrier::flush_after`] ends.
+    pub waits: std::sync::atomic::AtomicBool,
+    pub flushes_after: std::sync::atomic::AtomicU64,
+    pub device: std::sync::OnceLock<Arc<MemDevice>>,
     pub fail: std::sync::atomic::AtomicBool,
     pub panic: std::sync::atomic::AtomicBool,
 }
@@ -309,7 +313,24 @@ impl kedge_log::Barrier for CountingBarrier {
         use std::sync::atomic::Ordering::Relaxed;
         self.calls.fetch_add(1, Relaxed);
         assert!(!self.panic.load(Relaxed), "the barrier panics");
+        self.waits.store(false, Relaxed);
         if self.fail.load(Relaxed) { Err(eio("flush", 0, 0)) } else { Ok(()) }
+    }
+
+    fn settle(&self) -> Result<bool> {
+        use std::sync::atomic::Ordering::Relaxed;
+        self.calls.fetch_add(1, Relaxed);
+        Ok(self.waits.load(Relaxed))
+    }
+
+    fn flush_after(&self) -> Result<()> {
+        use std::sync::atomic::Ordering::Relaxed;
+        if self.fail.load(Relaxed) {
+            return Err(eio("flush", 0, 0));
+        }
+        self.waits.store(false, Relaxed);
+        self.flushes_after.fetch_add(1, Relaxed);
+        self.device.get().map_or(Ok(()), |device| device.flush())
     }
 }
 

@@ -19,6 +19,7 @@ mod forks;
 mod fsync_cases;
 mod limits;
 mod model_based;
+mod one_flush;
 mod remote;
 mod reservations;
 mod resize;
