@@ -217,3 +217,57 @@ fn a_hole_is_what_the_host_has_no_place_for() {
     let reserved = FileDevice::open(&path, OpenOptions::default()).unwrap();
     assert_eq!(reserved.first_hole(0, 64 * B), None);
 }
+
+/// Detaches its loop device when dropped.
+#[cfg(target_os = "linux")]
+struct Loop(String);
+
+#[cfg(target_os = "linux")]
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let detached = std::process::Command::new("losetup").args(["--detach", &self.0]).status();
+        assert!(detached.is_ok_and(|status| status.success()), "{} stays attached", self.0);
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Loop {
+    fn attach(file: &Path) -> Loop {
+        let output = std::process::Command::new("losetup").args(["--find", "--show"]).arg(file).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        Loop(String::from_utf8(output.stdout).unwrap().trim().to_owned())
+    }
+
+    /// The flushes of the device, as the kernel counts them.
+    fn flushes(&self) -> u64 {
+        let name = self.0.rsplit('/').next().unwrap();
+        let stat = std::fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();
+        stat.split_whitespace().nth(15).unwrap().parse().unwrap()
+    }
+}
+
+/// A loop device has no FUA.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_durable_write_to_a_block_device_is_one_flush() {
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
+        kedge_base::skip::note("needs root and loop devices");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("image");
+    std::fs::File::create(&file).unwrap().set_len(SIZE).unwrap();
+    let attached = Loop::attach(&file);
+    for io_uring in [true, false] {
+        let device = FileDevice::open(&attached.0, OpenOptions { io_uring, ..Default::default() }).unwrap();
+        let buf = || IoBuf::from_bytes(&testing::pattern(1, 1, 7));
+        let before = attached.flushes();
+        device.write(B, &buf(), true).unwrap();
+        assert_eq!(attached.flushes() - before, 1, "io_uring {io_uring}");
+        device.write(2 * B, &buf(), false).unwrap();
+        assert_eq!(attached.flushes() - before, 1, "io_uring {io_uring}: a plain write");
+        let io = Io { offset: 3 * B, op: Op::Write { buf: buf(), fua: true } };
+        run_batch(&*device, vec![io]).into_iter().for_each(|done| done.result.unwrap());
+        assert_eq!(attached.flushes() - before, 2, "io_uring {io_uring}: a batch");
+    }
+}
