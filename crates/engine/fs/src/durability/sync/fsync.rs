@@ -178,7 +178,7 @@ impl Syncer {
         self.engine.store().check_alive()?;
         let inode = self.inodes.get(ino)?;
         if inode.kind == FileKind::Regular && !self.engine.store().is_read_only() {
-            self.write_dirty(&inode)?;
+            self.write_dirty(&inode, datasync)?;
         }
         let all = self.engine.live().fdatasync().takes_all(datasync);
         if !datasync && !inode.meta.lock().unlogged.is_empty() {
@@ -201,9 +201,8 @@ impl Syncer {
         Ok(Wanted { lsn: if all { p.commit_lsn } else { p.datasync_lsn }, seq: p.write_seq, called })
     }
 
-    /// Runs step 1. If a write fails, this fsync returns the error, so no later one reports it
-    /// again.
-    fn write_dirty(&self, inode: &Arc<Inode>) -> Result<()> {
+    /// Step 1. The result of the fsync includes its error.
+    fn write_dirty(&self, inode: &Arc<Inode>, datasync: bool) -> Result<()> {
         let _syncing = Syncing::join(inode);
         if inode.pages.lock().dirty_count() == 0 {
             // A writeback in another thread may have cleared the dirty marks, and restores them if
@@ -219,6 +218,7 @@ impl Syncer {
             return Ok(());
         }
         let _counted = self.group.count();
-        self.writeback.write_for_fsync(inode).inspect_err(|_| inode.meta.lock().write_failed = false)
+        let stamps = !datasync && !inode.meta.lock().unlogged.is_empty();
+        self.writeback.write_for_fsync(inode, stamps).inspect_err(|_| inode.meta.lock().write_failed = false)
     }
 }

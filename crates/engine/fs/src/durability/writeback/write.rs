@@ -22,7 +22,7 @@ impl Writeback {
         // closed to new promises.
         let class = if class == Class::Checkpoint { class } else { Class::Promised };
         let kind =
-            Kind { which, class, segments_max: PASS_SEGMENTS, durable: false, told: false, in_tree: true };
+            Kind { which, class, segments_max: PASS_SEGMENTS, durable: false, stamps: false, told: false, in_tree: true };
         let mut result = Ok(());
         for chunk in inodes.chunks(PASS_INODES) {
             // The inodes of one pass are locked together, so in ascending order.
@@ -65,10 +65,10 @@ impl Writeback {
         self.write(&self.due(next), Which::Dirty, Class::Normal)
     }
 
-    /// Writes the dirty data of an inode for an fsync, by a durable write if that is cheaper than a
-    /// flush.
-    pub(crate) fn write_for_fsync(&self, inode: &Arc<Inode>) -> Result<()> {
-        self.write_told(inode, Kind::told(Which::Dirty, true), None)
+    /// Writes the dirty data of an inode for an fsync. Data that this makes durable needs no flush.
+    /// `stamps`: the fsync logs time stamps afterwards.
+    pub(crate) fn write_for_fsync(&self, inode: &Arc<Inode>, stamps: bool) -> Result<()> {
+        self.write_told(inode, Kind { stamps, ..Kind::told(Which::Dirty, true) }, None)
     }
 
     /// Writes the dirty data of inodes for the fsyncs of a group, in one pass if it fits.

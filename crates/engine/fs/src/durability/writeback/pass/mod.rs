@@ -9,7 +9,7 @@ mod plan;
 mod settle;
 mod write;
 
-use super::Writeback;
+use super::{BLOCK, Writeback};
 use crate::cache::inode::{Inode, tree_count};
 use crate::cache::pages::Which;
 use crate::durability::dirty::DirtyList;
@@ -56,7 +56,9 @@ pub(super) struct Kind {
     /// Whether the pass belongs to an fsync, and uses durable writes if these are cheaper than a
     /// flush.
     pub durable: bool,
-    /// Whether every failed write is returned to the caller, without a retry.
+    /// Part of an fsync that logs time stamps afterwards.
+    pub stamps: bool,
+    /// Report every failed write to the caller; do not retry.
     pub told: bool,
     /// Whether small files go into the tree. On an image without nodes for that they get the blocks
     /// that were promised to their pages.
@@ -89,6 +91,7 @@ impl Kind {
             class: Class::Promised,
             segments_max: PASS_SEGMENTS,
             durable,
+            stamps: false,
             told: true,
             in_tree: true,
         }
@@ -304,7 +307,20 @@ impl<'a> Pass<'a> {
         completed
     }
 
-    /// Decides whether these writes for fsyncs are durable writes. `wb` of the inodes is held.
+    /// Whether the pass only overwrites bytes to which records refer already, so that it has no
+    /// record of its own.
+    fn only_overwrites(&self) -> bool {
+        self.inodes.iter().zip(&self.parts).all(|(inode, part)| {
+            let Some(part) = part else { return true };
+            let logged_size = inode.meta.lock().logged_size;
+            let is_resident = |(from, to): &(u64, u64)| {
+                self.store().is_resident(inode.ino, from * BLOCK, (to - from) * BLOCK)
+            };
+            part.only_overwrites(logged_size) && !part.ranges.iter().any(is_resident)
+        })
+    }
+
+    /// Whether these writes of fsyncs are made durable by themselves. `wb` of the inodes is held.
     fn durable_turn(&self, ios: &[Gathered]) -> Option<DurableTurn<'a>> {
         let writeback = self.writeback;
         // With several inodes this is the pass of a group, whose calls the inodes' counts do not
@@ -312,7 +328,9 @@ impl<'a> Pass<'a> {
         let alone = self.inodes.len() > 1 || self.inodes[0].syncing.load(Ordering::Relaxed) <= 1;
         let count = ios.len() as u32;
         let fits = count <= self.inodes.len() as u32;
-        if !alone || !fits || ios.iter().any(|io| io.buf.blocks() > DURABLE_BLOCKS_MAX) {
+        // The log write of the time stamps shares its flush with the data.
+        let shares = self.kind.stamps && self.only_overwrites();
+        if !alone || !fits || shares || ios.iter().any(|io| io.buf.blocks() > DURABLE_BLOCKS_MAX) {
             return None;
         }
         // If earlier data of a file waits for a flush, its fsync needs that flush anyway.

@@ -339,7 +339,16 @@ impl Part {
         sums
     }
 
-    /// The size that the record may set: it covers only written bytes.
+    /// Whether all its pages have written blocks, below the recorded size, and stay in them.
+    pub(super) fn only_overwrites(&self, logged_size: u64) -> bool {
+        self.new.is_empty()
+            && self.unwritten.is_empty()
+            && self.in_tree == InTree::Same
+            && !self.sums
+            && self.size_to_record() <= logged_size
+    }
+
+    /// The size that may be recorded: it covers only written bytes.
     pub(super) fn size_to_record(&self) -> u64 {
         let taken = self.ranges.iter().flat_map(|(from, to)| self.taken(*from, *to));
         taken.map(|(_, to)| to * BLOCK).max().unwrap_or(0).min(self.size)
