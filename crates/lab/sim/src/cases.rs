@@ -22,6 +22,16 @@ use std::time::Duration;
 
 /// The cases, one a line.
 pub const FSYNC: &str = include_str!("../cases/fsync.jsonl");
+/// Cases in which an inode leaves the cache between two changes of it and comes back (`evict`).
+/// Btrfs kept in the inode whether the log has it, and lost that with the inode: deletions, new
+/// names and files were lost with the power. Its commits 0f8ce49821de and 88d2beec7e53 describe
+/// that, and avoid what its first mends cost. Not for a mount: no program decides what leaves the
+/// cache of its server.
+pub const EVICTED: &str = include_str!("../cases/evicted.jsonl");
+
+/// Memory for caches in a case that evicts, and the inodes that displace those of the case.
+const EVICTING_CACHE: u64 = 2 << 20;
+const FILLERS: u64 = 2000;
 
 /// Limit of operations from one word that are kept in the history, since the oracle needs a version
 /// for each.
@@ -65,13 +75,20 @@ impl Case {
 
     /// Runs the case on a fresh image. Each power failure leaves the medium that `choice` selects.
     pub fn run(&self, choice: Choice) -> Result<Verdict, String> {
-        let rig = Rig::new(Setup {
+        let mut setup = Setup {
             compare_every: usize::MAX,
             log: 8 << 20,
             promise: Promise::Prefix,
             ..Setup::default()
-        })?;
-        let mut run = Run { rig, handles: BTreeMap::new(), before: Model::new() };
+        };
+        let evicts = self.ops.iter().any(|op| op[0] == "evict");
+        if evicts {
+            setup.mount.cache_size = EVICTING_CACHE;
+        }
+        let mut run = Run { rig: Rig::new(setup)?, handles: BTreeMap::new(), before: Model::new() };
+        if evicts {
+            run.fill()?;
+        }
         let mut crash = 0;
         for op in &self.ops {
             let said = |e: String| format!("{op:?}: {e}");
@@ -151,7 +168,31 @@ impl Run {
         self.rig.model.find(path).is_some()
     }
 
+    /// Creates the inodes for [`Run::evict`], durably.
+    fn fill(&mut self) -> Result<(), String> {
+        self.rig.history = None;
+        let mkdir = Op::Mkdir { path: "fill".to_owned(), mode: 0o755 };
+        let create = |n| Op::Create { path: format!("fill/{n}"), mode: 0o644 };
+        let ops = std::iter::once(mkdir).chain((0..FILLERS).map(create)).chain([Op::Sync]);
+        ops.map(|op| self.rig.step(&op)).try_for_each(|outcome| match outcome? {
+            Some(outcome) if outcome.is_ok() => Ok(()),
+            other => Err(format!("an inode that fills the cache: {other:?}")),
+        })
+    }
+
+    /// Reads other inodes until those of the case have left the cache. Only reads, so that nothing
+    /// becomes durable by it.
+    fn evict(&self) -> Result<(), String> {
+        let fs = &self.rig.exec.fs;
+        let engine = |e: kedgefs::Error| e.to_string();
+        let dir = fs.lookup(kedgefs::Ino::ROOT, b"fill").map_err(engine)?.ino;
+        (0..FILLERS).try_for_each(|n| fs.lookup(dir, n.to_string().as_bytes()).map(drop)).map_err(engine)
+    }
+
     fn operate(&mut self, word: &Word<'_>) -> Result<(), String> {
+        if word.name == "evict" {
+            return self.evict();
+        }
         if word.name == "sleep" {
             let seconds = word.args.first().and_then(Value::as_f64).ok_or("sleep needs seconds")?;
             self.rig.clock.advance(Duration::from_secs_f64(seconds));

@@ -17,6 +17,7 @@ use kedge_base::{HANG, IoBuf, ManualClock};
 use kedge_device::sim::{Choice, CrashState, Event, FaultPlan, OpKind, SimDevice, StatePlan};
 use kedge_device::{Device, MemDevice};
 use kedge_sim::backend::{Backend, InProcess};
+use kedge_sim::cases::{Case, EVICTED};
 use kedge_sim::crash::{History, Promise, check_state};
 use kedge_sim::forks::{Steps, check};
 use kedge_sim::generate::{Generator, Profile};
@@ -44,6 +45,7 @@ const CHECKS: &[Check] = &[
     ("fsync of data in place", fsync_in_place),
     ("fsync of small data", fsync_small),
     ("fdatasync of an overwrite", fdatasync_overwrite),
+    ("overwrites that share a flush", shared_flush),
     ("fdatasync of a new size", fdatasync_size),
     ("logged data overwritten in place", logged_then_in_place),
     ("rename over a file", rename_over),
@@ -59,6 +61,7 @@ const CHECKS: &[Check] = &[
     ("time stamps that the kernel keeps", answers::times_are_kept),
     ("log-resident data that cannot be written", stuck_resident),
     ("fsync after eviction", eviction),
+    ("written cases with evictions", evicted_cases),
     ("an inode deleted while it is read", races::deleted_while_read),
     ("an inode linked while it is read", races::linked_while_read),
     ("files that forge log writes", kedge_sim::forge::check),
@@ -109,6 +112,7 @@ fn every_broken_engine_is_caught_and_the_engine_is_not() {
     }
     let filter = std::env::var("KEDGE_BROKEN").ok();
     answered_later_breaks_alike();
+    each_evicted_case_fails();
     let checks = CHECKS.iter().map(|(name, _)| (AS_IT_IS, (*name).to_owned()));
     let names = Variant::ALL.iter().map(|variant| format!("{variant:?}"));
     let chosen = names.filter(|name| filter.as_ref().is_none_or(|filter| filter == name));
@@ -164,7 +168,19 @@ fn answered_later_breaks_alike() {
     }
 }
 
-/// Prefix of the line that names the check which detected a variant.
+/// Each written case with evictions fails where evicted inodes are forgotten: so the inodes of each
+/// case are really evicted.
+fn each_evicted_case_fails() {
+    for case in Case::parse_all(EVICTED).expect("one case a line") {
+        broken::set(Some(Variant::ForgetEvicted));
+        let verdict = case.run(Choice::None);
+        broken::set(None);
+        let error = verdict.expect_err(&format!("{} passes although its inodes are forgotten", case.name()));
+        println!("{CAUGHT}{:<24} {}: {error}", format!("{:?}", Variant::ForgetEvicted), case.name());
+    }
+}
+
+/// How the line begins that names the check which caught a variant.
 const CAUGHT: &str = "caught: ";
 /// Prefix of the line that names a check which the correct engine passes.
 const PASSED: &str = "as it is";
@@ -173,6 +189,7 @@ const PASSED: &str = "as it is";
 /// would all pass and take up to half a minute. If it does not detect the variant, the others run,
 /// too.
 const CAUGHT_BY: &[(&str, &[Variant])] = &[
+    ("overwrites that share a flush", &[Variant::SharedFlush]),
     ("logged data overwritten in place", &[Variant::ReplayOldData]),
     ("rename over a file", &[Variant::ForgetRenameVictim]),
     ("metadata of a file with unwritten data", &[Variant::SizeBeyondWritten]),
@@ -464,7 +481,29 @@ fn fdatasync_overwrite() -> Result<(), String> {
     ])
 }
 
-/// Large and small overwrites, and both at the end of the file.
+/// Overwrites whose records set only time stamps, then writes to blocks that become written by their
+/// record, both in two places, so that no durable write covers them.
+fn shared_flush() -> Result<(), String> {
+    let mut tape = Tape::new(small())?;
+    let room = Op::Fallocate { on: on("b"), how: Falloc::Alloc, offset: 0, len: 90_000 };
+    tape.ops([create("a"), write("a", 0, 90_000, 1), create("b"), room, Op::Sync])?;
+    let mut tape = tape.begin()?;
+    tape.ops([
+        write("a", 4096, 5000, 2),
+        write("a", 50_000, 5000, 3),
+        fsync("a"),
+        write("b", 4096, 40_000, 4),
+        write("b", 50_000, 40_000, 5),
+        fsync("b"),
+        write("a", 4096, 5000, 6),
+        write("a", 50_000, 5000, 7),
+        create("c"),
+        fsync("a"),
+    ])?;
+    tape.explore(64, 4)
+}
+
+/// Large overwrites, small ones, and both at the end of the file.
 fn checksummed() -> Result<(), String> {
     let mut tape = Tape::new(Setup { checksums: true, ..small() })?;
     tape.ops([
@@ -757,6 +796,11 @@ fn eviction() -> Result<(), String> {
     }
     let _ = fs.shutdown(false);
     Ok(())
+}
+
+fn evicted_cases() -> Result<(), String> {
+    let cases = Case::parse_all(EVICTED).map_err(|e| e.to_string())?;
+    cases.iter().try_for_each(|case| case.run(Choice::None).map(drop))
 }
 
 /// New data needs the blocks of a file that was just deleted.
