@@ -5,6 +5,7 @@
 //! compare                  all peers, all loads; the report as a page with charts
 //! reproduce                the experiments behind docs/EXPERIMENTS.md: published changes of other file systems, measured with KedgeFS's switch for the same change
 //! reproduce::run_later     what Linux's file systems changed later: bytes, flushes and sharing
+//! curves                   what simulated processors gave, as curves
 //! scale                    costs by the number of files, opening after a crash, fsck: a plot of each
 //! remote                   how much slower a distant image is: docs/DISTRIBUTED.md
 //! bars                     the goals of an experiment
@@ -32,11 +33,13 @@ pub mod baseline;
 pub mod compare;
 mod contest;
 mod counters;
+pub mod curves;
 mod disk;
 mod library;
 mod mounts;
 mod parse;
 mod place;
+mod plot;
 pub mod remote;
 mod report;
 pub mod reproduce;

@@ -11,14 +11,12 @@
 //!    crash. The image is opened in process, and a copy of it by `kedge mount`.
 
 mod crash;
-mod plot;
-
-pub use plot::svg;
 
 use crate::bars::{Bar, Want};
 use crate::contest::{Better, Metric, Outcome, Side};
 use crate::library::Library;
 use crate::place::{Machine, Place};
+use crate::plot::{self, Panel};
 use crate::report::{Reading, Report, Section};
 use crate::sample::Sample;
 use crate::{Interrupt, Settings};
@@ -104,6 +102,25 @@ pub fn run(settings: &Settings) -> Result<Report> {
     ];
     let version = env!("CARGO_PKG_VERSION");
     Ok(Report { experiment: "scale", version, machine, rounds, sections, bars, notes, failures })
+}
+
+/// A picture of the report: a panel for each section, a line for each metric.
+pub fn svg(report: &Report) -> String {
+    let panel = |outcome: &Outcome| {
+        let bar = match outcome.title.as_str() {
+            FSCK if outcome.sides.iter().any(|side| side.name == FSCK_SIZE) => Some(FSCK_SECONDS),
+            OPENING => Some(OPEN_SECONDS),
+            _ => None,
+        };
+        Panel::of(outcome, bar)
+    };
+    let panels: Vec<Panel> = report.outcomes().map(panel).collect();
+    let m = &report.machine;
+    let caption = format!(
+        "KedgeFS {}, {} cores, Linux {}; median of {} rounds",
+        report.version, m.cores, m.kernel, report.rounds
+    );
+    plot::svg("How costs grow", &panels, &caption)
 }
 
 struct Scale<'a> {

@@ -50,3 +50,42 @@ fn each_bar_is_about_its_figure() {
     assert_eq!(judged(1.51, 10.0, 1.0), [false, false, false, false, false, false, true, true]);
     assert_eq!(judged(1.0, 10.1, 1.1), [true, true, true, true, true, true, false, false]);
 }
+
+#[test]
+fn the_picture_has_the_bars_of_its_panels() {
+    let metrics = || vec![Metric::new("first", "s", Better::Lower)];
+    let sample = |value: f64| {
+        let mut sample = Sample::default();
+        sample.push(value);
+        vec![sample]
+    };
+    let picture = |fsck: &'static str| {
+        let outcomes = vec![
+            outcome(COSTS, metrics(), vec![("10,000", sample(1.0)), ("1,000,000", sample(2.0))]),
+            outcome(FSCK, metrics(), vec![("10,000", sample(0.1)), (fsck, sample(2.0))]),
+            outcome(OPENING, metrics(), vec![("50 %", sample(0.1)), ("95 %", sample(0.4))]),
+        ];
+        let section = Section { title: "t".into(), setup: vec![], outcomes, reading: Reading::Ratio };
+        svg(&Report {
+            experiment: "scale",
+            version: "0.1.0",
+            machine: Machine {
+                cores: 2,
+                memory_mib: 1024,
+                kernel: "6.18".into(),
+                host: "ext4".into(),
+                load: 0.0,
+                durable_write: vec![100.0],
+            },
+            rounds: 3,
+            sections: vec![section],
+            bars: vec![],
+            notes: vec![],
+            failures: vec![],
+        })
+    };
+    assert_eq!(picture(FSCK_SIZE).matches("class=\"bar\"").count(), 2, "fsck's and opening's");
+    assert_eq!(picture("100,000").matches("class=\"bar\"").count(), 1, "no bar without its size");
+    let caption = "KedgeFS 0.1.0, 2 cores, Linux 6.18; median of 3 rounds";
+    assert!(picture(FSCK_SIZE).contains(caption));
+}

@@ -11,7 +11,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use kedge_bench::baseline::{self, Part};
 use kedge_bench::compare::{self, Peer, Places};
 use kedge_bench::reproduce::{self, Asked, Experiment, LogSize, On};
-use kedge_bench::{Interrupt, Settings, scale};
+use kedge_bench::{Interrupt, Settings, curves, scale};
 use kedge_host::os::TerminationSignals;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::Write;
@@ -51,6 +51,15 @@ enum Command {
         check: bool,
         #[command(flatten)]
         machine: SimulatedArgs,
+    },
+    /// Draw curves from the report of an experiment on simulated processors
+    Plot {
+        /// A report in Markdown
+        #[arg(value_name = "REPORT")]
+        report: PathBuf,
+        /// Write the picture, an SVG file, to FILE
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
     },
     /// Run one load in this process and print its figures as JSON
     #[command(hide = true)]
@@ -263,6 +272,7 @@ fn main() -> ExitCode {
         Command::Reproduce { experiment, common, only, log, check, .. } => {
             reproduce_one(experiment, &common, &only, log, check)
         }
+        Command::Plot { report, out } => plot(&report, &out),
         Command::Processors { load, rule, short, real, simulated, costs } => {
             let on = real.map_or(On::Simulated { counts: simulated, costs }, On::Real);
             one_load(&load, &rule, short, &on)
@@ -322,6 +332,13 @@ fn bench_compare(args: &CompareArgs) -> Result<ExitCode> {
         write(file, compare::page::html(&report))?;
     }
     Ok(judged(&report, args.check, common.print(&report)?))
+}
+
+fn plot(report: &Path, out: &Path) -> Result<ExitCode> {
+    let text = std::fs::read_to_string(report).with_context(|| format!("read {}", report.display()))?;
+    let picture = curves::svg(&text).with_context(|| format!("draw {}", report.display()))?;
+    std::fs::write(out, picture).with_context(|| format!("write {}", out.display()))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn bench_scale(common: &Common, svg: Option<&Path>, check: bool) -> Result<ExitCode> {

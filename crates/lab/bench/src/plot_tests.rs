@@ -1,41 +1,13 @@
 use super::*;
-use crate::contest::{Better, Metric};
-use crate::place::Machine;
-use crate::report::{Reading, Section};
-use crate::sample::Sample;
 
-fn outcome(title: &str, unit: &'static str, sides: &[(&'static str, [f64; 2])]) -> Outcome {
-    let metrics = ["first & best", "second"].map(|name| Metric::new(name, unit, Better::Lower)).into();
-    let sample = |value: &f64| {
-        let mut sample = Sample::default();
-        if value.is_finite() {
-            sample.push(*value);
-        }
-        sample
-    };
-    let sides = sides.iter().map(|(name, values)| (*name, values.iter().map(sample).collect())).collect();
-    super::super::outcome(title, metrics, sides)
-}
-
-fn report(outcomes: Vec<Outcome>) -> Report {
-    let machine = Machine {
-        cores: 2,
-        memory_mib: 1024,
-        kernel: "6.18".into(),
-        host: "ext4".into(),
-        load: 0.0,
-        durable_write: vec![100.0],
-    };
-    let section = Section { title: "t".into(), setup: vec![], outcomes, reading: Reading::Ratio };
-    Report {
-        experiment: "scale",
-        version: "0.1.0",
-        machine,
-        rounds: 1,
-        sections: vec![section],
-        bars: vec![],
-        notes: vec![],
-        failures: vec![],
+fn panel(title: &str, unit: &str, points: &[(&str, [f64; 2])], bar: Option<f64>) -> Panel {
+    let values = |line: usize| points.iter().map(|(_, values)| values[line]).collect();
+    Panel {
+        title: title.to_owned(),
+        unit: unit.to_owned(),
+        positions: points.iter().map(|(name, _)| (*name).to_owned()).collect(),
+        lines: vec![("first & best".to_owned(), values(0)), ("second".to_owned(), values(1))],
+        bar,
     }
 }
 
@@ -44,11 +16,13 @@ fn each_figure_has_its_place() {
     let costs = [("10,000", [1.0, 2.0]), ("100,000", [1.5, f64::NAN]), ("1,000,000", [2.0, 4.0])];
     let fsck = [("10,000", [0.1, 0.2]), ("1,000,000", [2.0, 4.0])];
     let opening = [("50 %", [0.1, f64::NAN]), ("95 %", [0.4, f64::NAN])];
-    let picture = svg(&report(vec![
-        outcome("costs", "µs", &costs),
-        outcome(super::super::FSCK, "s", &fsck),
-        outcome(super::super::OPENING, "s", &opening),
-    ]));
+    let panels = [
+        panel("costs", "µs", &costs, None),
+        panel("fsck", "s", &fsck, Some(10.0)),
+        panel("opening", "s", &opening, Some(1.0)),
+    ];
+    let picture = svg("How \"costs\" grow", &panels, "KedgeFS & others");
+    assert!(picture.contains("aria-label=\"How &quot;costs&quot; grow\"") && picture.contains("KedgeFS &amp; others"));
     assert_eq!(picture.matches("<g ").count(), 3, "a panel each");
     assert_eq!(picture.matches("<path ").count(), 5, "what was not measured has no line");
     assert_eq!(picture.matches("<circle ").count(), (3 + 2 + 2 + 2 + 2) + 6, "points, and names");
@@ -101,4 +75,15 @@ fn values_that_lie_far_apart_have_powers_of_ten() {
     assert!((axis.at(10.0) - (TOP + PLOT / 2.0)).abs() < 1e-6, "the middle of four powers");
     assert!(axis.at(0.5) > axis.at(300.0), "large is up");
     assert_eq!(vertical(&[]).1.len(), 6, "nothing was measured");
+}
+
+#[test]
+fn positions_over_a_wide_range_have_equal_steps_for_equal_factors() {
+    let points = [("1", [1.0, 1.0]), ("4", [2.0, 1.0]), ("16", [3.0, 1.0])];
+    let picture = svg("t", &[panel("t", "/s", &points, None)], "");
+    let middle = f64::midpoint(LEFT + MARGIN, WIDTH - RIGHT);
+    assert!(picture.contains(&format!("<text class=\"soft\" x=\"{middle:.1}\"")), "{picture}");
+    let points = [("1", [1.0, 1.0]), ("4", [2.0, 1.0]), ("9", [3.0, 1.0])];
+    let picture = svg("t", &[panel("t", "/s", &points, None)], "");
+    assert!(!picture.contains(&format!("x=\"{middle:.1}\"")), "{picture}");
 }

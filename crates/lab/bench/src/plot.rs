@@ -1,8 +1,6 @@
-//! The report as one self-contained SVG file: a panel for each section, a line for each metric,
-//! with colours for light and dark pages.
+//! Curves as one self-contained SVG file: panels with lines, with colours for light and dark pages.
 
 use crate::contest::Outcome;
-use crate::report::Report;
 use crate::sample::number;
 use std::fmt::Write;
 
@@ -19,7 +17,9 @@ const NAME: f64 = 17.0;
 const MARGIN: f64 = 12.0;
 /// If values differ by more than this factor, their axis is logarithmic.
 const FAR_APART: f64 = 50.0;
-/// Number of distinct colours of lines.
+/// Positions that differ by this factor have one, too, as those above a thousand have.
+const WIDE: f64 = 16.0;
+/// Lines up to this number have distinct colours.
 const COLOURS: usize = 6;
 
 const STYLE: &str = "
@@ -42,48 +42,52 @@ path { fill: none; stroke-width: 2; }
 }
 ";
 
-/// What a panel shows besides the figures.
-struct Panel<'a> {
-    outcome: &'a Outcome,
-    /// The value of a bar on the vertical axis, which is drawn as a horizontal line.
-    bar: Option<f64>,
+/// A diagram: lines over positions.
+pub(crate) struct Panel {
+    pub title: String,
+    pub unit: String,
+    /// Each begins with a number, its place on the horizontal axis: `10,000`, `25 %`.
+    pub positions: Vec<String>,
+    /// Name and values, one for each position. What was not measured is not finite.
+    pub lines: Vec<(String, Vec<f64>)>,
+    /// Height of a horizontal line, for a bar that is a value of the vertical axis.
+    pub bar: Option<f64>,
 }
 
-/// The whole picture.
-pub fn svg(report: &Report) -> String {
-    let panels: Vec<Panel<'_>> = report
-        .outcomes()
-        .map(|outcome| Panel {
-            outcome,
-            bar: match outcome.title.as_str() {
-                super::FSCK if outcome.sides.iter().any(|s| s.name == super::FSCK_SIZE) => {
-                    Some(super::FSCK_SECONDS)
-                }
-                super::OPENING => Some(super::OPEN_SECONDS),
-                _ => None,
-            },
-        })
-        .collect();
+impl Panel {
+    /// A line for each metric of an outcome whose sides are positions.
+    pub(crate) fn of(outcome: &Outcome, bar: Option<f64>) -> Panel {
+        let values = |metric: usize| outcome.sides.iter().map(move |s| s.median(metric).unwrap_or(f64::NAN));
+        let lines = outcome.metrics.iter().enumerate();
+        Panel {
+            title: outcome.title.clone(),
+            unit: outcome.metrics.first().map_or("", |m| m.unit).to_owned(),
+            positions: outcome.sides.iter().map(|side| side.name.to_owned()).collect(),
+            lines: lines.map(|(i, metric)| (metric.name.to_string(), values(i).collect())).collect(),
+            bar,
+        }
+    }
+}
+
+/// The whole picture. `what` describes it for readers who do not see it; `caption` stands below it.
+pub(crate) fn svg(what: &str, panels: &[Panel], caption: &str) -> String {
     let height = PANEL * panels.len() as f64 + 30.0;
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
-         role=\"img\" aria-label=\"How costs grow\">\n<style>{STYLE}</style>\n\
-         <rect class=\"back\" width=\"{WIDTH}\" height=\"{height}\"/>\n"
+         role=\"img\" aria-label=\"{}\">\n<style>{STYLE}</style>\n\
+         <rect class=\"back\" width=\"{WIDTH}\" height=\"{height}\"/>\n",
+        escape(what)
     );
     for (i, panel) in panels.iter().enumerate() {
         writeln!(out, "<g transform=\"translate(0 {})\">", i as f64 * PANEL).expect("a String takes all");
         draw(panel, &mut out);
         out.push_str("</g>\n");
     }
-    let m = &report.machine;
     writeln!(
         out,
-        "<text class=\"soft\" x=\"{MARGIN}\" y=\"{}\">KedgeFS {}, {} cores, Linux {}; median of {} rounds</text>\n</svg>",
+        "<text class=\"soft\" x=\"{MARGIN}\" y=\"{}\">{}</text>\n</svg>",
         height - 10.0,
-        escape(report.version),
-        m.cores,
-        escape(&m.kernel),
-        report.rounds
+        escape(caption)
     )
     .expect("a String takes all");
     out
@@ -93,7 +97,7 @@ fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Parses the number in a side's name: `10,000`, `25 %`.
+/// The number with which a position begins.
 fn position(name: &str) -> Option<f64> {
     name.split(' ').next()?.replace(',', "").parse().ok()
 }
@@ -142,17 +146,17 @@ fn round_up(value: f64) -> (f64, usize) {
     (top * power, steps)
 }
 
-fn draw(panel: &Panel<'_>, out: &mut String) {
-    let outcome = panel.outcome;
-    let unit = outcome.metrics.first().map_or("", |m| m.unit);
-    let xs: Vec<f64> = outcome.sides.iter().filter_map(|side| position(side.name)).collect();
-    let values = |metric: usize| outcome.sides.iter().map(move |s| s.median(metric).unwrap_or(f64::NAN));
-    let all: Vec<f64> =
-        (0..outcome.metrics.len()).flat_map(values).filter(|v| v.is_finite()).chain(panel.bar).collect();
+fn draw(panel: &Panel, out: &mut String) {
+    let unit = &panel.unit;
+    let xs: Vec<f64> = panel.positions.iter().filter_map(|name| position(name)).collect();
+    let values = panel.lines.iter().flat_map(|(_, values)| values.iter().copied());
+    let all: Vec<f64> = values.filter(|v| v.is_finite()).chain(panel.bar).collect();
+    let (from, to) =
+        (xs.iter().copied().fold(f64::INFINITY, f64::min), xs.iter().copied().fold(0.0, f64::max));
     let x = Axis {
-        from: xs.iter().copied().fold(f64::INFINITY, f64::min),
-        to: xs.iter().copied().fold(0.0, f64::max),
-        logarithmic: xs.iter().any(|x| *x > 1_000.0),
+        from,
+        to,
+        logarithmic: to > 1_000.0 || from > 0.0 && to / from >= WIDE,
         start: LEFT + MARGIN,
         end: WIDTH - RIGHT,
     };
@@ -161,7 +165,7 @@ fn draw(panel: &Panel<'_>, out: &mut String) {
         out.push_str(&line);
         out.push('\n');
     };
-    write(format!("<text class=\"title\" x=\"{MARGIN}\" y=\"20\">{}, {unit}</text>", escape(&outcome.title)));
+    write(format!("<text class=\"title\" x=\"{MARGIN}\" y=\"20\">{}, {unit}</text>", escape(&panel.title)));
     for value in ticks {
         let at = y.at(value);
         write(format!(
@@ -175,12 +179,12 @@ fn draw(panel: &Panel<'_>, out: &mut String) {
             at + 4.0
         ));
     }
-    for side in &outcome.sides {
-        if let Some(value) = position(side.name) {
+    for name in &panel.positions {
+        if let Some(value) = position(name) {
             let (at, base) = (x.at(value), TOP + PLOT + 20.0);
             write(format!(
                 "<text class=\"soft\" x=\"{at:.1}\" y=\"{base}\" text-anchor=\"middle\">{}</text>",
-                escape(side.name)
+                escape(name)
             ));
         }
     }
@@ -198,14 +202,14 @@ fn draw(panel: &Panel<'_>, out: &mut String) {
         ));
     }
     let mut names = Vec::new();
-    for (metric, name) in outcome.metrics.iter().map(|m| &m.name).enumerate() {
+    for (line, (name, values)) in panel.lines.iter().enumerate() {
         let points: Vec<(f64, f64)> = xs
             .iter()
-            .zip(values(metric))
+            .zip(values)
             .filter(|(_, value)| value.is_finite())
-            .map(|(at, value)| (x.at(*at), y.at(value)))
+            .map(|(at, value)| (x.at(*at), y.at(*value)))
             .collect();
-        let colour = metric % COLOURS;
+        let colour = line % COLOURS;
         let Some(last) = points.last() else {
             names.push((TOP, colour, format!("{name}: failed")));
             continue;
@@ -215,7 +219,7 @@ fn draw(panel: &Panel<'_>, out: &mut String) {
         for (x, y) in &points {
             write(format!("<circle class=\"f{colour}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>"));
         }
-        let figure = values(metric).rfind(|v| v.is_finite()).unwrap_or(f64::NAN);
+        let figure = values.iter().copied().rfind(|v| v.is_finite()).unwrap_or(f64::NAN);
         names.push((last.1, colour, format!("{name}: {} {unit}", number(figure))));
     }
     for (at, colour, name) in spread(names) {
