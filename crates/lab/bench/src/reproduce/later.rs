@@ -6,6 +6,7 @@
 
 mod beside;
 mod dsync;
+mod parallel;
 mod renames;
 
 use super::{Part, Run};
@@ -15,7 +16,7 @@ pub(super) fn run(run: &mut Run<'_>) -> Result<()> {
     renames::run(run)?;
     dsync::run(run)?;
     beside::run(run)?;
-    run.note("Writeback has no row: one thread at a time writes back a file system.".into());
+    parallel::run(run)?;
     Ok(())
 }
 

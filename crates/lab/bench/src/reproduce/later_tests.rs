@@ -11,7 +11,7 @@ fn in_process() {
     let report = report(&settings, "bench later", 1, &[Part::Process], None, later::run).unwrap();
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
     assert!(report.failures.is_empty(), "{:?}", report.failures);
-    assert_eq!(report.sections.len(), 2);
+    assert_eq!(report.sections.len(), 3);
     for outcome in report.outcomes() {
         let first = &outcome.sides[0];
         assert!(first.failed.is_none(), "{outcome:#?}");
