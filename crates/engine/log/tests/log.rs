@@ -704,7 +704,8 @@ fn a_write_whose_records_refer_to_nothing_shares_its_flush() {
         let mut reservation = log.reserve(10, ReserveClass::Normal).unwrap();
         log.append_as(&mut reservation, b"0123456789", true, refers)
     };
-    let counts = || (s.device.flushes(), s.barrier.flushes_after.load(SeqCst), log.stats().flushes_shared.get());
+    let counts =
+        || (s.device.flushes(), s.barrier.flushes_after.load(SeqCst), log.stats().flushes_shared.get());
     // Nothing waits: a write with FUA.
     log.force(append(false).end, ForceCause::Fsync).unwrap();
     assert_eq!(counts(), (0, 0, 0));

@@ -4,10 +4,14 @@ use crate::contest::Outcome;
 use crate::sample::number;
 use std::fmt::Write;
 
+/// Without the additional space that long names take.
 const WIDTH: f64 = 860.0;
 const LEFT: f64 = 64.0;
 /// Width at the right for the names of the lines.
 const RIGHT: f64 = 300.0;
+/// What a letter of a name takes at most, on average, and the letters of a figure behind the name.
+const LETTER: f64 = 7.0;
+const FIGURE: usize = 16;
 const TOP: f64 = 46.0;
 const BOTTOM: f64 = 46.0;
 const PLOT: f64 = 220.0;
@@ -72,10 +76,13 @@ impl Panel {
 /// The whole picture. `what` describes it for readers who do not see it; `caption` stands below it.
 pub(crate) fn svg(what: &str, panels: &[Panel], caption: &str) -> String {
     let height = PANEL * panels.len() as f64 + 30.0;
+    let names = panels.iter().flat_map(|panel| &panel.lines).map(|(name, _)| name.chars().count());
+    let longest = names.max().unwrap_or(0) + FIGURE;
+    let width = WIDTH - RIGHT + RIGHT.max(2.0 * MARGIN + longest as f64 * LETTER);
     let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
          role=\"img\" aria-label=\"{}\">\n<style>{STYLE}</style>\n\
-         <rect class=\"back\" width=\"{WIDTH}\" height=\"{height}\"/>\n",
+         <rect class=\"back\" width=\"{width}\" height=\"{height}\"/>\n",
         escape(what)
     );
     for (i, panel) in panels.iter().enumerate() {

@@ -22,7 +22,10 @@ fn each_figure_has_its_place() {
         panel("opening", "s", &opening, Some(1.0)),
     ];
     let picture = svg("How \"costs\" grow", &panels, "KedgeFS & others");
-    assert!(picture.contains("aria-label=\"How &quot;costs&quot; grow\"") && picture.contains("KedgeFS &amp; others"));
+    assert!(
+        picture.contains("aria-label=\"How &quot;costs&quot; grow\"")
+            && picture.contains("KedgeFS &amp; others")
+    );
     assert_eq!(picture.matches("<g ").count(), 3, "a panel each");
     assert_eq!(picture.matches("<path ").count(), 5, "what was not measured has no line");
     assert_eq!(picture.matches("<circle ").count(), (3 + 2 + 2 + 2 + 2) + 6, "points, and names");
@@ -86,4 +89,18 @@ fn positions_over_a_wide_range_have_equal_steps_for_equal_factors() {
     let points = [("1", [1.0, 1.0]), ("4", [2.0, 1.0]), ("9", [3.0, 1.0])];
     let picture = svg("t", &[panel("t", "/s", &points, None)], "");
     assert!(!picture.contains(&format!("x=\"{middle:.1}\"")), "{picture}");
+}
+
+#[test]
+fn long_names_make_the_picture_wider() {
+    let points = [("1", [1.0, 1.0]), ("4", [2.0, 1.0])];
+    let width = |name: &str| {
+        let mut panel = panel("t", "/s", &points, None);
+        panel.lines[0].0 = name.to_owned();
+        let picture = svg("t", &[panel], "");
+        let (_, rest) = picture.split_once(" width=\"").unwrap();
+        rest.split_once('"').unwrap().0.parse::<f64>().unwrap()
+    };
+    assert_eq!(width("short"), WIDTH);
+    assert!(width(&"x".repeat(60)) >= WIDTH - RIGHT + 60.0 * LETTER);
 }

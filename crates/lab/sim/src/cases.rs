@@ -75,12 +75,8 @@ impl Case {
 
     /// Runs the case on a fresh image. Each power failure leaves the medium that `choice` selects.
     pub fn run(&self, choice: Choice) -> Result<Verdict, String> {
-        let mut setup = Setup {
-            compare_every: usize::MAX,
-            log: 8 << 20,
-            promise: Promise::Prefix,
-            ..Setup::default()
-        };
+        let mut setup =
+            Setup { compare_every: usize::MAX, log: 8 << 20, promise: Promise::Prefix, ..Setup::default() };
         let evicts = self.ops.iter().any(|op| op[0] == "evict");
         if evicts {
             setup.mount.cache_size = EVICTING_CACHE;

@@ -1,6 +1,6 @@
 use super::*;
 use crate::testing::{self, SIZE, run};
-use crate::{Io, Op, conformance, run_batch};
+use crate::{FuaKind, Io, Op, conformance, run_batch};
 use kedge_base::BLOCK_SIZE;
 use parking_lot::Mutex;
 use std::sync::mpsc;
@@ -233,7 +233,8 @@ impl Drop for Loop {
 #[cfg(target_os = "linux")]
 impl Loop {
     fn attach(file: &Path) -> Loop {
-        let output = std::process::Command::new("losetup").args(["--find", "--show"]).arg(file).output().unwrap();
+        let output =
+            std::process::Command::new("losetup").args(["--find", "--show"]).arg(file).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         Loop(String::from_utf8(output.stdout).unwrap().trim().to_owned())
     }
@@ -258,6 +259,8 @@ fn a_durable_write_to_a_block_device_is_one_flush() {
     let file = dir.path().join("image");
     std::fs::File::create(&file).unwrap().set_len(SIZE).unwrap();
     let attached = Loop::attach(&file);
+    let kind = |device: Arc<FileDevice>| device.geometry().fua;
+    assert_eq!(kind(FileDevice::open(&attached.0, OpenOptions::default()).unwrap()), FuaKind::Emulated);
     for io_uring in [true, false] {
         let device = FileDevice::open(&attached.0, OpenOptions { io_uring, ..Default::default() }).unwrap();
         let buf = || IoBuf::from_bytes(&testing::pattern(1, 1, 7));

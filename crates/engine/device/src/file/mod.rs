@@ -7,8 +7,8 @@
 //!
 //! # Crash argument
 //! The kernel provides durability. A flush is `fdatasync`. A FUA write carries RWF_DSYNC, or is
-//! followed by `fdatasync` (as each synchronous one to a block device is). Either returns only when the device has confirmed it. Nothing is
-//! buffered here.
+//! followed by `fdatasync` (as each synchronous one to a block device is). Either returns only when
+//! the device has confirmed it. Nothing is buffered here.
 
 mod open;
 mod queue;

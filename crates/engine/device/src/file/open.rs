@@ -154,7 +154,7 @@ fn finish(
         // A hole in a file reads as zeros. Block devices guarantee nothing about discarded ranges,
         // and the kernel no longer relies on their reports either.
         discard_zeroes: !block_device && discard_granularity > 0,
-        fua: FuaKind::Native,
+        fua: fua_kind(if block_device { stat.st_rdev } else { stat.st_dev }),
     };
     let raw = RawFile {
         fd,
@@ -281,14 +281,23 @@ fn file_discard_granularity(fd: &OwnedFd, size: u64) -> u32 {
 }
 
 fn block_discard_granularity(stat: &Stat) -> u32 {
-    let at =
-        format!("/sys/dev/block/{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-    // A partition has no queue directory of its own; its disk's queue is one level up.
-    ["queue", "../queue"]
+    queue_property(stat.st_rdev, "discard_granularity").unwrap_or(0)
+}
+
+/// Whether the block device, or the one below the file system that has the file, does a FUA write by
+/// itself. Of a device without a queue the kernel does not say it.
+fn fua_kind(device: rustix::fs::Dev) -> FuaKind {
+    if queue_property(device, "fua") == Some(0) { FuaKind::Emulated } else { FuaKind::Native }
+}
+
+/// A number that the kernel publishes of the request queue of a block device.
+fn queue_property(device: rustix::fs::Dev, name: &str) -> Option<u32> {
+    let at = format!("/sys/dev/block/{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    // A partition has no queue of its own: the queue of its disk is one level up.
+    let text = ["queue", "../queue"]
         .iter()
-        .find_map(|queue| std::fs::read_to_string(format!("{at}/{queue}/discard_granularity")).ok())
-        .and_then(|text| text.trim().parse().ok())
-        .unwrap_or(0)
+        .find_map(|queue| std::fs::read_to_string(format!("{at}/{queue}/{name}")).ok())?;
+    text.trim().parse().ok()
 }
 
 /// Makes the directory entry of a new image durable.

@@ -137,8 +137,8 @@ impl RawFile {
     pub fn write(&self, offset: u64, buf: &[u8], fua: bool) -> Result<()> {
         self.writable()?;
         about_to_wait();
-        // On a block device the kernel follows a synchronous write that has RWF_DSYNC with a flush of
-        // the device, beside the FUA or the flush of the write itself.
+        // On a block device the kernel follows a synchronous write that has RWF_DSYNC with a flush
+        // of the device, beside the FUA or the flush of the write itself.
         if fua && !self.block_device && !self.no_dsync.load(Relaxed) {
             match self.write_calls(offset, buf, true) {
                 Err(Error::Io { errno, .. }) if unsupported(Errno::from_raw_os_error(errno)) => {

@@ -481,8 +481,8 @@ fn fdatasync_overwrite() -> Result<(), String> {
     ])
 }
 
-/// Overwrites whose records set only time stamps, then writes to blocks that become written by their
-/// record, both in two places, so that no durable write covers them.
+/// Overwrites whose records set only time stamps, then writes to blocks that become written by
+/// their record, both in two places, so that no durable write covers them.
 fn shared_flush() -> Result<(), String> {
     let mut tape = Tape::new(small())?;
     let room = Op::Fallocate { on: on("b"), how: Falloc::Alloc, offset: 0, len: 90_000 };

@@ -2,8 +2,8 @@
 //! one flush. What else is in the log write decides whether they may.
 
 use kedge_base::ManualClock;
-use kedge_device::Device;
 use kedge_device::sim::{Choice, FaultPlan, SimDevice};
+use kedge_device::{Device, FuaKind, Geometry};
 use kedge_sim::ops::OWNER;
 use kedge_sim::rig;
 use kedgefs::{FallocateMode, FileSystem, Ino};
@@ -18,11 +18,28 @@ struct Rig {
     ino: Ino,
 }
 
-/// A durable file of blocks in place.
+/// A device with another [`FuaKind`].
+struct OfKind(Arc<SimDevice>, Geometry);
+
+impl Device for OfKind {
+    kedge_device::delegate!(0: submit, read, write, flush, discard, write_zeroes, grow, cut, room, stats, name);
+
+    fn geometry(&self) -> &Geometry {
+        &self.1
+    }
+}
+
 fn rig() -> Rig {
+    rig_on(FuaKind::Native)
+}
+
+/// A durable file of blocks in place.
+fn rig_on(fua: FuaKind) -> Rig {
     let setup = kedge_sim::explore::setup();
     let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log).unwrap()));
-    let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup).unwrap();
+    let geometry = Geometry { fua, ..device.geometry().clone() };
+    let above = Arc::new(OfKind(device.clone(), geometry));
+    let fs = rig::open_on(above, &Arc::new(ManualClock::default()), &setup).unwrap();
     let ino = fs.create(Ino::ROOT, b"a", 0o644, OWNER).unwrap().ino;
     fs.write(ino, 0, &[1; FILE]).unwrap();
     fs.sync().unwrap();
@@ -77,19 +94,21 @@ fn overwrites_and_their_time_stamps_share_one_flush() {
     assert_eq!((bytes, found), ([2, 2], ctime));
 }
 
-/// A durable write would be one flush, and the log write a second one.
+/// Without FUA a durable write would be one flush, and the log write a second one.
 #[test]
-fn one_overwritten_block_shares_the_flush_too() {
-    let rig = rig();
-    rig.fs.write(rig.ino, (8 * PAGE) as u64, &[2; PAGE]).unwrap();
-    assert_eq!(rig.fsync(), (2, 0, 1));
-    assert_eq!(rig.after_power_loss().0, [2, 1]);
+fn one_overwritten_block_shares_the_flush_without_fua() {
+    for (fua, expected) in [(FuaKind::Emulated, (2, 0, 1)), (FuaKind::Native, (2, 2, 0))] {
+        let rig = rig_on(fua);
+        rig.fs.write(rig.ino, (8 * PAGE) as u64, &[2; PAGE]).unwrap();
+        assert_eq!(rig.fsync(), expected, "{fua:?}");
+        assert_eq!(rig.after_power_loss().0, [2, 1], "{fua:?}");
+    }
 }
 
 /// Its record names the new size, so a durable write of the data spares a flush.
 #[test]
 fn a_block_at_the_end_is_written_durably() {
-    let rig = rig();
+    let rig = rig_on(FuaKind::Emulated);
     rig.fs.write(rig.ino, FILE as u64, &[2; 16 * PAGE]).unwrap();
     assert_eq!(rig.fsync(), (2, 2, 0));
 }

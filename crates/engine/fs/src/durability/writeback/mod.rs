@@ -31,8 +31,9 @@
 //!    without FUA also during its flush), but not during a shared flush. So several calls on one
 //!    file are faster with a flush that they share.
 //!
-//! An fsync that logs time stamps after data that only overwrites makes no durable write: one flush
-//! serves the data and the log write ([`kedge_store`]'s log has the rule).
+//! On a device that makes a write and a flush of a FUA write, an fsync that logs time stamps after
+//! data that only overwrites makes no durable write: one flush serves the data and the log write
+//! (`kedge_log::Barrier`).
 //!
 //! The pass of a group of fsyncs ([`crate::durability::sync`]) is durable under the first two
 //! conditions, if it has at most one write for each file.

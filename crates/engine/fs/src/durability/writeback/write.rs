@@ -21,8 +21,15 @@ impl Writeback {
         // Space was promised to the data when it became dirty. So it may use the reserves that are
         // closed to new promises.
         let class = if class == Class::Checkpoint { class } else { Class::Promised };
-        let kind =
-            Kind { which, class, segments_max: PASS_SEGMENTS, durable: false, stamps: false, told: false, in_tree: true };
+        let kind = Kind {
+            which,
+            class,
+            segments_max: PASS_SEGMENTS,
+            durable: false,
+            stamps: false,
+            told: false,
+            in_tree: true,
+        };
         let mut result = Ok(());
         for chunk in inodes.chunks(PASS_INODES) {
             // The inodes of one pass are locked together, so in ascending order.

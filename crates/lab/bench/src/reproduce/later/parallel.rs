@@ -78,6 +78,7 @@ fn round(library: &Library, threads: usize, mib: u64) -> Result<Round> {
     library.sync()?;
     let all = (FILES * mib) as f64;
     let values = vec![all * 1.048_576 / took.as_secs_f64(), writes / all];
-    let command = format!("# {FILES} files of {mib} MiB, dirty; {threads} threads call write_back for their share");
+    let command =
+        format!("# {FILES} files of {mib} MiB, dirty; {threads} threads call write_back for their share");
     Ok(Round { values, command })
 }
