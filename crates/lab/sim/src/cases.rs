@@ -32,6 +32,7 @@ pub const EVICTED: &str = include_str!("../cases/evicted.jsonl");
 /// Memory for caches in a case that evicts, and the inodes that displace those of the case.
 const EVICTING_CACHE: u64 = 2 << 20;
 const FILLERS: u64 = 2000;
+const EVICTING_PASSES: u64 = 3;
 
 /// Limit of operations from one word that are kept in the history, since the oracle needs a version
 /// for each.
@@ -176,13 +177,14 @@ impl Run {
         })
     }
 
-    /// Reads other inodes until those of the case have left the cache. Only reads, so that nothing
-    /// becomes durable by it.
+    /// Reads other inodes until those of the case have left the cache, which passes by an inode that
+    /// was used since its last visit. Only reads, so that nothing becomes durable by it.
     fn evict(&self) -> Result<(), String> {
         let fs = &self.rig.exec.fs;
         let engine = |e: kedgefs::Error| e.to_string();
         let dir = fs.lookup(kedgefs::Ino::ROOT, b"fill").map_err(engine)?.ino;
-        (0..FILLERS).try_for_each(|n| fs.lookup(dir, n.to_string().as_bytes()).map(drop)).map_err(engine)
+        let look = |n: u64| fs.lookup(dir, (n % FILLERS).to_string().as_bytes()).map(drop);
+        (0..EVICTING_PASSES * FILLERS).try_for_each(look).map_err(engine)
     }
 
     fn operate(&mut self, word: &Word<'_>) -> Result<(), String> {
