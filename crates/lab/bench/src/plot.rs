@@ -153,6 +153,15 @@ fn round_up(value: f64) -> (f64, usize) {
     (top * power, steps)
 }
 
+/// The label of a value of the vertical axis, which has room for seven letters.
+fn tick(value: f64) -> String {
+    match value {
+        0.0 => "0".into(),
+        v if v >= 1e6 => format!("{}M", v / 1e6),
+        v => number(v),
+    }
+}
+
 fn draw(panel: &Panel, out: &mut String) {
     let unit = &panel.unit;
     let xs: Vec<f64> = panel.positions.iter().filter_map(|name| position(name)).collect();
@@ -179,7 +188,7 @@ fn draw(panel: &Panel, out: &mut String) {
             "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>",
             WIDTH - RIGHT + MARGIN
         ));
-        let name = if value == 0.0 { "0".into() } else { number(value) };
+        let name = tick(value);
         write(format!(
             "<text class=\"soft\" x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{name}</text>",
             LEFT - 8.0,

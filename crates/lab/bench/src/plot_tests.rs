@@ -54,6 +54,13 @@ fn axes_end_at_round_numbers() {
 }
 
 #[test]
+fn labels_of_the_vertical_axis_are_short() {
+    let labels = [0.0, 0.01, 2.5, 100_000.0, 1e6, 2.5e6, 1e8].map(tick);
+    assert_eq!(labels, ["0", "0.010", "2.50", "100,000", "1M", "2.5M", "100M"]);
+    assert!(labels.iter().all(|label| label.len() <= 7));
+}
+
+#[test]
 fn names_stand_apart_within_the_panel() {
     let at = |places: &[f64]| -> Vec<f64> {
         let names = places.iter().map(|at| (*at, 0, String::new())).collect();
