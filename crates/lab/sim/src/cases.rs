@@ -25,7 +25,8 @@ pub const FSYNC: &str = include_str!("../cases/fsync.jsonl");
 /// Cases in which an inode leaves the cache between two changes of it and comes back (`evict`).
 /// Btrfs kept in the inode whether the log has it, and lost that with the inode: deletions, new
 /// names and files were lost with the power. Its commits 0f8ce49821de and 88d2beec7e53 describe
-/// that, and avoid what its first mends cost. Not for a mount: no program decides what leaves the
+/// that, and avoid what its first mends cost. A file whose pages are cached stays, so the files that
+/// leave are empty. Not for a mount: no program decides what leaves the
 /// cache of its server.
 pub const EVICTED: &str = include_str!("../cases/evicted.jsonl");
 
