@@ -9,8 +9,8 @@
 //! 3. **seal** (`batch`): the open batch is closed and padded to a block. The next one starts after
 //!    the padding.
 //! 4. **force** (`force`): a leader collects the bytes of the oldest batch and writes it with one
-//!    FUA write, or a plain write and a flush (group commit). A force that waits for a record in it returns once everything
-//!    before it is durable too.
+//!    FUA write, or a plain write and a flush (group commit). A force that waits for a record in it
+//!    returns once everything before it is durable too.
 //! 5. **tail** (`tail`): a checkpoint makes the record unnecessary. Its place in the ring may be
 //!    reserved again.
 //! 6. **scan** (`scan`): after a crash, recovery finds the records that were forced and not yet

@@ -9,7 +9,7 @@ const WIDTH: f64 = 860.0;
 const LEFT: f64 = 64.0;
 /// Width at the right for the names of the lines.
 const RIGHT: f64 = 300.0;
-/// What a letter of a name takes at most, on average, and the letters of a figure behind the name.
+/// What a letter of a name takes at most, on average, and the letters of the figure after it.
 const LETTER: f64 = 7.0;
 const FIGURE: usize = 16;
 const TOP: f64 = 46.0;

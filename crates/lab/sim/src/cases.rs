@@ -25,9 +25,8 @@ pub const FSYNC: &str = include_str!("../cases/fsync.jsonl");
 /// Cases in which an inode leaves the cache between two changes of it and comes back (`evict`).
 /// Btrfs kept in the inode whether the log has it, and lost that with the inode: deletions, new
 /// names and files were lost with the power. Its commits 0f8ce49821de and 88d2beec7e53 describe
-/// that, and avoid what its first mends cost. A file whose pages are cached stays, so the files that
-/// leave are empty. Not for a mount: no program decides what leaves the
-/// cache of its server.
+/// that, and avoid what its first mends cost. A file whose pages are cached stays, so the files
+/// that leave are empty. Not for a mount: no program decides what leaves the cache of its server.
 pub const EVICTED: &str = include_str!("../cases/evicted.jsonl");
 
 /// Memory for caches in a case that evicts, and the inodes that displace those of the case.
@@ -178,8 +177,8 @@ impl Run {
         })
     }
 
-    /// Reads other inodes until those of the case have left the cache, which passes by an inode that
-    /// was used since its last visit. Only reads, so that nothing becomes durable by it.
+    /// Reads other inodes until those of the case have left the cache, which passes by an inode
+    /// that was used since its last visit. Only reads, so that nothing becomes durable by it.
     fn evict(&self) -> Result<(), String> {
         let fs = &self.rig.exec.fs;
         let engine = |e: kedgefs::Error| e.to_string();

@@ -284,8 +284,8 @@ fn block_discard_granularity(stat: &Stat) -> u32 {
     queue_property(stat.st_rdev, "discard_granularity").unwrap_or(0)
 }
 
-/// Whether the block device, or the one below the file system that has the file, does a FUA write by
-/// itself. Of a device without a queue the kernel does not say it.
+/// Whether the block device, or the one below the file system that has the file, does a FUA write
+/// by itself. [`FuaKind::Native`] if the kernel does not say it.
 fn fua_kind(device: rustix::fs::Dev) -> FuaKind {
     if queue_property(device, "fua") == Some(0) { FuaKind::Emulated } else { FuaKind::Native }
 }

@@ -329,8 +329,8 @@ impl<'a> Pass<'a> {
         let alone = self.inodes.len() > 1 || self.inodes[0].syncing.load(Ordering::Relaxed) <= 1;
         let count = ios.len() as u32;
         let fits = count <= self.inodes.len() as u32;
-        // The log write of the time stamps shares its flush with the data. Where each FUA write is a
-        // write and a flush, that is one flush instead of two.
+        // The log write of the time stamps shares its flush with the data. Where each FUA write is
+        // a write and a flush, that is one flush instead of two.
         let emulated = self.store().device().geometry().fua == FuaKind::Emulated;
         let shares = self.kind.stamps && emulated && self.only_overwrites();
         if !alone || !fits || shares || ios.iter().any(|io| io.buf.blocks() > DURABLE_BLOCKS_MAX) {
