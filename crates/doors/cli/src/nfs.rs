@@ -51,7 +51,7 @@ fn parse_owner(text: &str) -> Result<Owner, String> {
     }
 }
 
-/// The user of those systems on which nobody is a user.
+/// The uid and gid of the user `nobody` on most systems.
 const NOBODY: Owner = Owner { uid: 65534, gid: 65534 };
 
 impl Users {

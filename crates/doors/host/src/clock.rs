@@ -1,5 +1,5 @@
-//! The clock of a new image, whose date `SOURCE_DATE_EPOCH` can fix, and the clock of an image whose
-//! clients compare time stamps.
+//! The clock of a new image, whose date `SOURCE_DATE_EPOCH` can fix, and the clock of an image
+//! whose clients compare time stamps.
 
 use crate::usage::Usage;
 use anyhow::Result;

@@ -75,7 +75,7 @@ pub fn create(path: &Path, size: u64, options: &FormatOptions, encrypt: bool) ->
 }
 
 /// Formats a device. The root directory belongs to the user of this process: an unprivileged mount
-/// is visible only to its user, who could not write to a directory of root.
+/// is visible only to its user, and that user could not write to a directory of root.
 fn format_device(device: Arc<dyn Device>, options: &FormatOptions) -> Result<()> {
     let owner = Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
     let options = FormatOptions { owner, ..options.clone() };

@@ -17,8 +17,8 @@ pub type Stop = Box<dyn FnOnce() + Send>;
 /// Begins an additional service of a mount, besides the kernel's requests.
 pub type Offer = fn(&FileSystem, &mut MountedSession) -> Stop;
 
-/// Begins a service that changes the file system beside the kernel. An error fails the mount, before
-/// it is reported.
+/// Begins a service that changes the file system beside the kernel. An error fails the mount,
+/// before it is reported.
 pub type Beside<'a> = &'a dyn Fn(&FileSystem, &MountedSession) -> Result<Stop>;
 
 /// A mount to be served. `beside` needs [`Extra::shared`].

@@ -52,7 +52,7 @@
 //! order (second chance).
 //!
 //! # Files
-//! A file uses only files that come before it in this list:
+//! A file uses only those before it:
 //! 1. the parts of a latch, which the model checker compiles alone (it substitutes its own
 //!    `super::sync`): `sync`, `epoch`, `routes`, `visible`, `pingpong::lock`;
 //! 2. a node in memory: `tree_lock`, `stats`, `totals`, `pingpong::guard`, `latch`, `frame`,

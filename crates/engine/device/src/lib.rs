@@ -17,8 +17,8 @@
 //!    is opened again.
 //!
 //! # Files
-//! A file uses only files that come before it in this list. Public names are imported from the
-//! crate's root, which only re-exports them and selects the device for a location.
+//! A file uses only those before it. Public names are imported from the crate's root, which only
+//! re-exports them and selects the device for a location.
 //! 1. requests and measurements of them: `request`, `latency`, `stats`;
 //! 2. `interface`: the properties and requests of all devices; `batch` and `sizes` build on it;
 //! 3. `pages` (bytes in memory) and `location`;

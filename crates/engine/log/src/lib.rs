@@ -33,7 +33,7 @@
 //!    thread of the log ends while an operation may be waiting for it.
 //!
 //! # Files
-//! A file uses only files that come before it in this list:
+//! A file uses only those before it:
 //! 1. values: `config`, `stats`, `ring` (LSNs and device offsets), `wait` (waiters);
 //! 2. the state and its transitions, without IO and without waiting: `room` and `queue` (log
 //!    bytes), `tip` and `stage` (ranges and bytes of records), `batch`, `backing` (holes), `state`;

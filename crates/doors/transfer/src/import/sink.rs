@@ -122,7 +122,7 @@ pub enum Changed<'a> {
 /// A mount whose file system is filled.
 pub struct Live<'a> {
     pub changed: &'a dyn Fn(Changed<'_>),
-    /// The user who must own all files, and who gets no more rights than through the kernel; `None`
+    /// The user that must own all files, and gets no more rights than through the kernel; `None`
     /// for root.
     pub only: Option<Owner>,
     /// The client's mount honours no set-id bits and no file capabilities, so even root makes none
