@@ -4,6 +4,7 @@ use crate::places::{mixed, place};
 use anyhow::{Context, Error, Result, bail};
 use kedge_host::Usage;
 use kedge_transfer::copy::Place;
+use kedge_transfer::receive::Rest;
 use kedge_transfer::send::Options;
 use kedge_transfer::stream::Token;
 use kedge_transfer::{online, trees};
@@ -86,37 +87,48 @@ pub fn receive(args: ReceiveArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if args.status {
-        let Some(token) = token(&args.target)? else {
+        let Some(rest) = rest(&args.target)? else {
             bail!("{show}: no interrupted transfer");
         };
-        println!("{token}");
+        println!("{}", rest.token);
+        if rest.base.is_some() {
+            eprintln!("kedge: go on with: {}", hint(&rest, &show));
+        }
         return Ok(ExitCode::SUCCESS);
     }
     let input = BufReader::with_capacity(BUFFER, io::stdin().lock());
-    let (error, token) = match &args.target {
+    let (error, rest) = match &args.target {
         Place::Image(target) => match trees::receive(target, input, args.resume) {
             Ok(()) => (None, None),
             // An error here must not hide the first one.
-            Err(e) => (Some(e), token(&args.target).ok().flatten()),
+            Err(e) => (Some(e), rest(&args.target).ok().flatten()),
         },
         Place::Host(target) => {
             let received = online::trees::receive(target, input, args.resume)?;
-            (received.error, received.token)
+            (received.error, received.rest)
         }
     };
-    match (error, token) {
+    match (error, rest) {
         (None, _) => Ok(ExitCode::SUCCESS),
         (Some(e), None) => Err(e),
-        (Some(e), Some(token)) => {
-            bail!("{e:#}; go on with: kedge send --resume-from {token} … | kedge receive --resume {show}")
-        }
+        (Some(e), Some(rest)) => bail!("{e:#}; go on with: {}", hint(&rest, &show)),
     }
 }
 
-/// The token with which an interrupted transfer can be resumed, if there is one.
-fn token(target: &Place) -> Result<Option<String>, Error> {
+/// The commands that go on with an interrupted transfer to `target`.
+fn hint(Rest { token, base }: &Rest, target: &str) -> String {
+    let from = if base.is_some() { "--from A " } else { "" };
+    let mut text = format!("kedge send {from}--resume-from {token} … | kedge receive --resume {target}");
+    if let Some(base) = base {
+        text.push_str(&format!(", where A is the snapshot that is {base} in the receiving image"));
+    }
+    text
+}
+
+/// What is needed to resume an interrupted transfer, if there is one.
+fn rest(target: &Place) -> Result<Option<Rest>, Error> {
     match target {
-        Place::Image(target) => Ok(trees::partial(target)?.map(|partial| partial.token.to_string())),
-        Place::Host(target) => online::trees::partial(target),
+        Place::Image(target) => trees::rest(target),
+        Place::Host(target) => online::trees::rest(target),
     }
 }

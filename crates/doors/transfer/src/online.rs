@@ -56,6 +56,7 @@ mod requests;
 pub mod server;
 pub mod trees;
 
+use crate::receive::Rest;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -120,6 +121,20 @@ struct Answer {
     /// The token with which an interrupted transfer can be resumed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     token: Option<String>,
+    /// With a token, the base of the interrupted transfer: see [`crate::receive::Rest`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    base: Option<String>,
+}
+
+impl Answer {
+    fn failed(error: String) -> Answer {
+        Answer { error: Some(error), ..Answer::default() }
+    }
+
+    /// Takes what is needed to go on with an interrupted transfer.
+    fn take_rest(&mut self) -> Option<Rest> {
+        self.token.take().map(|token| Rest { token, base: self.base.take() })
+    }
 }
 
 /// A request about trees.
@@ -131,7 +146,7 @@ enum Request {
     Send { resume: Option<String> },
     /// Makes a snapshot with this name from the stream that follows.
     Receive { name: Vec<u8>, resume: bool },
-    /// Returns the token of an interrupted transfer.
+    /// Returns the token of an interrupted transfer, and its base.
     Status { name: Vec<u8> },
     /// Deletes the unfinished trees of an interrupted transfer.
     Forget { name: Vec<u8> },

@@ -18,19 +18,42 @@
 //! `.kedge-IDENTITY-NUMBER` in the root, with the source's identity.
 
 use crate::import::sink::Changed;
-use crate::stream::{Reader, Record, Token};
+use crate::stream::{Hash, Reader, Record, Token};
 use anyhow::{Context, Result, bail, ensure};
 use kedgefs::{
     Attr, Error, FallocateMode, FileFlags, FileKind, FileSystem, Ino, Receiving, SetAttr, SetTime,
     TreeIdentity,
 };
+use serde::{Deserialize, Serialize};
 use std::io::Read;
 
 /// An interrupted transfer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Partial {
     pub id: TreeIdentity,
+    /// The snapshot from which the stream is the difference; `None` if the stream is whole.
+    pub base: Option<TreeIdentity>,
     pub token: Token,
+}
+
+/// What `kedge send` needs for the rest of an interrupted transfer.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Rest {
+    pub token: String,
+    /// For a difference, the snapshot that `--from` must name: its path in the receiving image, or
+    /// its identity if the image does not have it any more.
+    pub base: Option<String>,
+}
+
+impl Partial {
+    /// Returns what `kedge send` needs to go on.
+    pub fn rest(&self, fs: &FileSystem) -> Rest {
+        let base = self.base.map(|base| {
+            let path = find_base(fs, &base).ok().and_then(|root| fs.path_of(root).ok());
+            path.map_or_else(|| base.to_string(), |path| String::from_utf8_lossy(&path).into_owned())
+        });
+        Rest { token: self.token.to_string(), base }
+    }
 }
 
 /// The preliminary names of a tree: of the unfinished tree, and of the snapshot at the last mark.
@@ -51,11 +74,27 @@ pub fn partial(fs: &FileSystem, dir: Ino, name: &[u8]) -> Result<Option<Partial>
     let noted = fs.receive_noted(root)?.unwrap_or_default();
     let read = || {
         let (id, rest) = noted.split_first_chunk::<32>()?;
+        let (base, rest) = rest.split_first_chunk::<32>()?;
         let (number, hash) = rest.split_first_chunk::<8>()?;
         let token = Token { mark: u64::from_le_bytes(*number), hash: hash.try_into().ok()? };
-        Some(Partial { id: TreeIdentity(*id), token })
+        Some(Partial { id: TreeIdentity(*id), base: base_of(*base), token })
     };
-    read().map(Some).context("the tree of an interrupted transfer has no note")
+    match (read(), noted.len()) {
+        (Some(partial), _) => Ok(Some(partial)),
+        (None, NOTE_WITHOUT_BASE) => bail!(
+            "an older version began the interrupted transfer and did not note its base: \
+             kedge receive --forget deletes it"
+        ),
+        (None, _) => bail!("the tree of an interrupted transfer has no note"),
+    }
+}
+
+/// Bytes of a note of versions that did not note the base: identity, number and hash.
+const NOTE_WITHOUT_BASE: usize = 32 + 8 + 32;
+
+/// The base of a stream as its `Begin` has it.
+fn base_of(base: Hash) -> Option<TreeIdentity> {
+    (base != [0; 32]).then_some(TreeIdentity(base))
 }
 
 /// Deletes the unfinished trees of an interrupted transfer.
@@ -110,9 +149,17 @@ fn fill<R: Read>(
     changed: &dyn Fn(Changed<'_>),
 ) -> Result<()> {
     let Record::Begin { id, base, mark, hash, .. } = first else { bail!("no beginning") };
-    let from = match (resume, partial(fs, dir, name)?) {
+    let there = if resume { partial(fs, dir, name)? } else { None };
+    let from = match (resume, there) {
         (true, Some(there)) => {
             ensure!(there.id.0 == id, "the stream is of another snapshot than the interrupted transfer");
+            // What the earlier part left out is as in its base. The rest must leave out the same.
+            ensure!(
+                there.base == base_of(base),
+                "the stream is the difference from {}, the interrupted transfer that from {}",
+                shown(base_of(base)),
+                shown(there.base)
+            );
             let wanted = Token { mark, hash };
             ensure!(
                 there.token == wanted,
@@ -125,10 +172,7 @@ fn fill<R: Read>(
         (false, _) => {
             ensure!(mark == 0, "the stream is the rest of an interrupted transfer: --resume");
             forget(fs, dir, name, changed)?;
-            match base == [0; 32] {
-                true => None,
-                false => Some(find_base(fs, &TreeIdentity(base))?),
-            }
+            base_of(base).map(|base| find_base(fs, &base)).transpose()?
         }
     };
     if root_named(fs, dir, part).is_some() {
@@ -137,7 +181,7 @@ fn fill<R: Read>(
     let tree = fs.receive(from, dir, part)?;
     changed(Changed::Name(dir, part));
     changed(Changed::Inode(dir));
-    let receiver = Receiver { fs, tree, id: TreeIdentity(id), dir, at_mark, changed };
+    let receiver = Receiver { fs, tree, id: TreeIdentity(id), base, dir, at_mark, changed };
     let done = receiver.run(reader, name);
     match done {
         Ok(()) => {
@@ -151,6 +195,10 @@ fn fill<R: Read>(
             Err(left) => e.context(format!("the unfinished tree stays: {left}")),
         }),
     }
+}
+
+fn shown(base: Option<TreeIdentity>) -> String {
+    base.map_or_else(|| "no snapshot".to_owned(), |base| format!("snapshot {base}"))
 }
 
 /// Returns the root of the snapshot with this identity.
@@ -167,6 +215,8 @@ struct Receiver<'a> {
     fs: &'a FileSystem,
     tree: Receiving,
     id: TreeIdentity,
+    /// The base as `Begin` has it.
+    base: Hash,
     dir: Ino,
     at_mark: &'a [u8],
     changed: &'a dyn Fn(Changed<'_>),
@@ -234,7 +284,7 @@ impl Receiver<'_> {
 
     /// Makes the snapshot for a mark, which keeps the present state of the tree.
     fn keep(&self, token: &Token) -> Result<()> {
-        let note = [&self.id.0[..], &token.mark.to_le_bytes(), &token.hash].concat();
+        let note = [&self.id.0[..], &self.base, &token.mark.to_le_bytes(), &token.hash].concat();
         self.tree.note(&note)?;
         let root = self.tree.root();
         match root_named(self.fs, self.dir, self.at_mark) {

@@ -326,6 +326,58 @@ fn an_interrupted_transfer_goes_on_where_it_was() {
     }
 }
 
+/// Regression: the rest of a difference from another base was accepted. A file that was changed
+/// between the two bases was in neither part, and kept its old contents.
+#[test]
+fn the_rest_of_a_difference_from_another_base_is_refused() {
+    let (from, _) = make(64 * MIB, false);
+    let file = put(&from, Ino::ROOT, "file", b"of s1");
+    let large = put(&from, Ino::ROOT, "large", b"");
+    let s1 = snapshot(&from, Ino::ROOT, "s1");
+    from.write(file, 0, b"of s2").unwrap();
+    let s2 = snapshot(&from, Ino::ROOT, "s2");
+    let bytes: Vec<u8> = (0..200_000u32).map(|at| (at % 251) as u8).collect();
+    from.write(large, 0, &bytes).unwrap();
+    let s3 = snapshot(&from, Ino::ROOT, "s3");
+    let options = Options { mark_bytes: 30_000, resume: None };
+    let (to, device) = make(64 * MIB, false);
+    get(&to, &sent(&from, s1, None, &options), false).unwrap();
+    let stream = sent(&from, s3, Some(s1), &options);
+    get(&to, &stream[..stream.len() - 1], false).unwrap_err();
+    get(&to, &sent(&from, s2, Some(s1), &options), false).unwrap();
+    let there = partial(&to, Ino::ROOT, b"s3").unwrap().unwrap();
+    assert_eq!(there.base, Some(from.tree_identity(s1).unwrap()));
+    assert_eq!(there.rest(&to).base.as_deref(), Some("/s1"));
+    let rest = |base| sent(&from, s3, base, &Options { resume: Some(there.token), ..options });
+    for base in [Some(s2), None] {
+        let refused = format!("{:#}", get(&to, &rest(base), true).expect_err("of another base"));
+        assert!(refused.contains("the stream is the difference from"), "{refused}");
+    }
+    get(&to, &rest(Some(s1)), true).unwrap();
+    same(&from, s3, &to, root(&to, "s3"), "s3");
+    check(&to, &device);
+}
+
+/// Versions that did not note the base could not refuse such a rest.
+#[test]
+fn a_transfer_whose_note_has_no_base_is_forgotten_and_not_resumed() {
+    let (from, _) = make(64 * MIB, false);
+    put(&from, Ino::ROOT, "file", &[1; 100_000]);
+    let now = snapshot(&from, Ino::ROOT, "now");
+    let options = Options { mark_bytes: 30_000, resume: None };
+    let stream = sent(&from, now, None, &options);
+    let (to, _) = make(64 * MIB, false);
+    let old = to.receive(None, Ino::ROOT, b".kedge-receive.now").unwrap();
+    old.note(&[1; 72]).unwrap();
+    for refused in [partial(&to, Ino::ROOT, b"now").map(drop), get(&to, &stream, true).map(drop)] {
+        let refused = format!("{:#}", refused.unwrap_err());
+        assert!(refused.contains("an older version") && refused.contains("--forget"), "{refused}");
+    }
+    get(&to, &stream, false).unwrap();
+    same(&from, now, &to, root(&to, "now"), "now");
+    assert_eq!(to.trees().len(), 2);
+}
+
 #[test]
 fn damaged_and_hostile_streams_are_refused() {
     let (from, _) = make(32 * MIB, false);

@@ -97,11 +97,11 @@ pub fn receive(target: &ImagePath, input: impl Read, resume: bool) -> Result<()>
     })
 }
 
-/// The state of an interrupted transfer.
-pub fn partial(target: &ImagePath) -> Result<Option<receive::Partial>> {
+/// What `kedge send` needs to go on with an interrupted transfer; `None` if there is none.
+pub fn rest(target: &ImagePath) -> Result<Option<receive::Rest>> {
     let fs = target.open()?;
     let (dir, name) = parent(&fs, target)?;
-    receive::partial(&fs, dir, name)
+    Ok(receive::partial(&fs, dir, name)?.map(|partial| partial.rest(&fs)))
 }
 
 /// Deletes the unfinished trees of an interrupted transfer.

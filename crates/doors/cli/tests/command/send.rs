@@ -229,12 +229,12 @@ fn a_full_image_takes_all_of_a_snapshot_or_nothing() {
 fn an_interrupted_transfer_goes_on() {
     let place = Place::new();
     let made = "head -c 80M /dev/urandom > big
-        kedge mkfs --size 256M disk.kedge >/dev/null
+        kedge mkfs --size 400M disk.kedge >/dev/null
         kedge fork disk.kedge:/ disk.kedge:/tree
         kedge cp big disk.kedge:/tree/a
         kedge cp big disk.kedge:/tree/b
         kedge snapshot create disk.kedge:/tree disk.kedge:/snap
-        kedge mkfs --size 256M back.kedge >/dev/null";
+        kedge mkfs --size 400M back.kedge >/dev/null";
     script(&place, &format!("set -e\n{made}")).ok();
     // The stream has a mark every 64 MiB: the first transfer ends after two of them.
     script(&place, "kedge send disk.kedge:/snap > whole").ok();
@@ -262,6 +262,26 @@ fn an_interrupted_transfer_goes_on() {
     assert_eq!(received(&place), ["snap"]);
     same_files(&place, "disk.kedge:/snap", "back.kedge:/snap");
     place.run("fsck -n -f back.kedge").ok();
+    // The rest of a difference needs the same base.
+    let made = "kedge cp big disk.kedge:/tree/c
+        kedge snapshot create disk.kedge:/tree disk.kedge:/next
+        kedge send --from disk.kedge:/snap disk.kedge:/next > difference";
+    script(&place, &format!("set -e\n{made}")).ok();
+    let run = script(&place, "head -c 70M difference | kedge receive back.kedge:/next");
+    let status = place.run("receive --status back.kedge:/next");
+    let token = status.out.trim();
+    let hint = format!(
+        "kedge send --from A --resume-from {token} … | kedge receive --resume back.kedge:/next, \
+         where A is the snapshot that is /snap in the receiving image"
+    );
+    assert!(token.starts_with("1-") && status.err.contains(&hint), "{token}: {}", status.err);
+    run.refused(1, &[&hint]);
+    script(&place, &format!("kedge send --resume-from {token} disk.kedge:/next > rest")).ok();
+    refused("kedge receive --resume back.kedge:/next < rest", &["the difference from no snapshot"]);
+    let send = format!("kedge send --from disk.kedge:/snap --resume-from {token} disk.kedge:/next");
+    script(&place, &format!("{send} | kedge receive --resume back.kedge:/next")).ok();
+    same_files(&place, "disk.kedge:/next", "back.kedge:/next");
+    script(&place, "kedge snapshot delete back.kedge:/next").ok();
     // `--forget` deletes what an interrupted transfer has left.
     script(&place, "kedge snapshot delete back.kedge:/snap").ok();
     assert_eq!(script(&place, "head -c 70M whole | kedge receive back.kedge:/snap").code, 1);

@@ -95,8 +95,8 @@ impl Work<'_> {
                 let done = receive::receive(self.fs, dir, Some(&name), reader, resume, self.changed);
                 let Err(e) = done else { return Ok(Answer::default()) };
                 // An error of this lookup must not hide the first error.
-                let token = self.state(dir, &name).ok().and_then(|state| state.token);
-                Ok(Answer { error: Some(format!("{e:#}")), token })
+                let state = self.state(dir, &name).unwrap_or_default();
+                Ok(Answer { error: Some(format!("{e:#}")), ..state })
             }
             Request::Forget { name } => {
                 check_name(&name)?;
@@ -109,8 +109,9 @@ impl Work<'_> {
     }
 
     fn state(&self, dir: Ino, name: &[u8]) -> Result<Answer> {
-        let partial = receive::partial(self.fs, dir, name)?;
-        Ok(Answer { token: partial.map(|partial| partial.token.to_string()), error: None })
+        let Some(partial) = receive::partial(self.fs, dir, name)? else { return Ok(Answer::default()) };
+        let receive::Rest { token, base } = partial.rest(self.fs);
+        Ok(Answer { token: Some(token), base, error: None })
     }
 
     /// Sends what `work` writes in frames. The end mark follows even after an error, so that the

@@ -101,15 +101,14 @@ impl Beside {
             }
         };
         drop(state);
-        answer(&stream, &Answer { error: Some(refused), token: None });
+        answer(&stream, &Answer::failed(refused));
     }
 
     fn serve(&self, stream: &UnixStream, sends: &AtomicBool) {
         let taken = catch_unwind(AssertUnwindSafe(|| self.take(stream, sends)));
-        let failed = |error| Answer { error: Some(error), token: None };
         let reply = match taken {
             Ok(Ok(reply)) => reply,
-            Ok(Err(e)) => failed(format!("{e:#}")),
+            Ok(Err(e)) => Answer::failed(format!("{e:#}")),
             Err(_) => {
                 // As in a worker of the mount, a panic means a broken invariant, so nothing more
                 // may be written.
@@ -117,7 +116,7 @@ impl Beside {
                 if let Err(e) = self.fs.shutdown(false) {
                     tracing::error!("shutdown after a panic failed: {e}");
                 }
-                failed("the serving process failed; the file system is shut down".into())
+                Answer::failed("the serving process failed; the file system is shut down".into())
             }
         };
         answer(stream, &reply);

@@ -6,6 +6,7 @@ use super::frames::FrameReader;
 use super::requests::Row;
 use super::{CHUNK, Hello, Request};
 use crate::diff::Difference;
+use crate::receive::Rest;
 use crate::stream::Token;
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_host::Usage;
@@ -20,8 +21,8 @@ const RIGHTS: &str = "may compare, send and receive trees";
 /// The result of a transfer to a mount.
 pub struct Received {
     pub error: Option<anyhow::Error>,
-    /// The token for resuming the transfer, if it was interrupted after a mark.
-    pub token: Option<String>,
+    /// What is needed to resume the transfer, if it was interrupted after a mark.
+    pub rest: Option<Rest>,
 }
 
 fn open(path: &Path, changes: bool) -> Result<Mounted> {
@@ -133,20 +134,21 @@ pub fn receive(target: &Path, mut input: impl Read, resume: bool) -> Result<Rece
             }
         })
     };
-    let answer = transfer().with_context(|| format!("receive {}", target.display()))?;
+    let mut answer = transfer().with_context(|| format!("receive {}", target.display()))?;
+    let rest = answer.take_rest();
     let error = answer.error.map(|error| anyhow!(error).context(format!("receive {}", target.display())));
-    Ok(Received { error, token: answer.token })
+    Ok(Received { error, rest })
 }
 
-/// The token for resuming an interrupted transfer; `None` if there is none.
-pub fn partial(target: &Path) -> Result<Option<String>> {
+/// What `kedge send` needs to go on with an interrupted transfer; `None` if there is none.
+pub fn rest(target: &Path) -> Result<Option<Rest>> {
     let (dir, name) = parent(target, false)?;
     let stream = dir.begin(Hello::Read, None)?;
     ask(&stream, &Request::Status { name })?;
     let mut answer = read_answer_of(&mut BufReader::new(&stream))?;
-    let token = answer.token.take();
+    let rest = answer.take_rest();
     answer.accept().with_context(|| target.display().to_string())?;
-    Ok(token)
+    Ok(rest)
 }
 
 /// Deletes the unfinished trees of an interrupted transfer.
