@@ -166,7 +166,14 @@ fn fill<R: Read>(
                 "the stream begins after mark {mark}, the interrupted transfer needs --resume-from {}",
                 there.token
             );
-            root_named(fs, dir, at_mark)
+            let root = root_named(fs, dir, at_mark).context("no state at a mark")?;
+            let kept = fs.trees().iter().any(|tree| tree.root == root && tree.read_only);
+            ensure!(
+                kept,
+                "{} is writable, so it may have changed since the mark: kedge receive --forget deletes it",
+                String::from_utf8_lossy(at_mark)
+            );
+            Some(root)
         }
         (true, None) => bail!("no interrupted transfer of {} is there", String::from_utf8_lossy(name)),
         (false, _) => {
@@ -286,14 +293,7 @@ impl Receiver<'_> {
     fn keep(&self, token: &Token) -> Result<()> {
         let note = [&self.id.0[..], &self.base, &token.mark.to_le_bytes(), &token.hash].concat();
         self.tree.note(&note)?;
-        let root = self.tree.root();
-        match root_named(self.fs, self.dir, self.at_mark) {
-            Some(_) => {
-                let made = self.fs.roll_back(root, self.dir, self.at_mark)?;
-                self.fs.set_tree_read_only(made.ino, true)?;
-            }
-            None => drop(self.fs.fork(root, self.dir, self.at_mark, true)?),
-        }
+        self.tree.keep(self.dir, self.at_mark)?;
         (self.changed)(Changed::Name(self.dir, self.at_mark));
         (self.changed)(Changed::Inode(self.dir));
         Ok(())

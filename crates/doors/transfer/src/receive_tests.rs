@@ -378,6 +378,71 @@ fn a_transfer_whose_note_has_no_base_is_forgotten_and_not_resumed() {
     assert_eq!(to.trees().len(), 2);
 }
 
+/// Power fails at all points of a receive with several marks. The snapshot of the last mark is
+/// never writable, and the transfer goes on from it.
+///
+/// Regression: from the second mark on the snapshot was writable for one checkpoint.
+#[test]
+fn a_power_failure_leaves_the_snapshot_of_a_mark_read_only() {
+    let (from, _) = make(32 * MIB, false);
+    for i in 0..7u8 {
+        put(&from, Ino::ROOT, &format!("file{i}"), &[i; 20_000]);
+    }
+    let now = snapshot(&from, Ino::ROOT, "now");
+    let options = Options { mark_bytes: 30_000, resume: None };
+    let stream = sent(&from, now, None, &options);
+    let (formatted, medium) = make(32 * MIB, false);
+    formatted.close().unwrap();
+    let sim = Arc::new(SimDevice::new(medium.fork()));
+    let open = |device: Arc<dyn Device>| {
+        FileSystem::open(device, Arc::new(SystemClock::default()), MountOptions::default()).unwrap()
+    };
+    get(&open(sim.clone()), &stream[..stream.len() - 1], false).unwrap_err();
+    let recording = sim.recording();
+    let mut marks = std::collections::BTreeSet::new();
+    let mut resumed = 0;
+    for at in 0..=recording.events.len() {
+        for choice in [Choice::None, Choice::Torn(at as u64), Choice::All] {
+            let what = format!("{at} of {} events, {choice:?}", recording.events.len());
+            let device = Arc::new(recording.state(at, choice));
+            let fs = open(device.clone());
+            let Some(root_) = fs.tree_named(Ino::ROOT, b".kedge-receive.now") else { continue };
+            let kept = fs.trees().into_iter().find(|tree| tree.root == root_).unwrap();
+            assert!(kept.read_only, "{what}: the snapshot of a mark is writable");
+            let Partial { token, .. } = partial(&fs, Ino::ROOT, b"now").unwrap().expect(&what);
+            if marks.insert(token.mark) || at % 16 == 0 {
+                let rest = sent(&from, now, None, &Options { resume: Some(token), ..options });
+                get(&fs, &rest, true).unwrap_or_else(|e| panic!("{what}: {e:#}"));
+                same(&from, now, &fs, root(&fs, "now"), &what);
+                check(&fs, &device);
+                resumed += 1;
+            }
+        }
+    }
+    println!("{} events, marks {marks:?}, {resumed} resumed", recording.events.len());
+    assert!(marks.len() >= 3, "{marks:?}");
+}
+
+#[test]
+fn a_writable_snapshot_of_a_mark_is_not_resumed() {
+    let (from, _) = make(32 * MIB, false);
+    put(&from, Ino::ROOT, "file", &[1; 100_000]);
+    let now = snapshot(&from, Ino::ROOT, "now");
+    let options = Options { mark_bytes: 30_000, resume: None };
+    let stream = sent(&from, now, None, &options);
+    let (to, _) = make(32 * MIB, false);
+    get(&to, &stream[..stream.len() - 1], false).unwrap_err();
+    let kept = root(&to, ".kedge-receive.now");
+    to.set_tree_read_only(kept, false).unwrap();
+    let resume = Some(partial(&to, Ino::ROOT, b"now").unwrap().unwrap().token);
+    let rest = sent(&from, now, None, &Options { resume, ..options });
+    let refused = format!("{:#}", get(&to, &rest, true).expect_err("it may have changed"));
+    assert!(refused.contains("is writable") && refused.contains("--forget"), "{refused}");
+    to.set_tree_read_only(kept, true).unwrap();
+    get(&to, &rest, true).unwrap();
+    same(&from, now, &to, root(&to, "now"), "now");
+}
+
 #[test]
 fn damaged_and_hostile_streams_are_refused() {
     let (from, _) = make(32 * MIB, false);

@@ -267,6 +267,19 @@ impl Receiving {
         self.change(|fs| fs.names().set_hidden(self.root, PROGRESS, progress))
     }
 
+    /// Makes the tree as it is now a snapshot with this name, which replaces a tree of the name, in
+    /// one step and durably. Returns the root of the snapshot.
+    ///
+    /// # Errors
+    /// As for [`FileSystem::fork`] and [`FileSystem::delete_tree`].
+    pub fn keep(&self, dir: Ino, name: &[u8]) -> Result<Ino> {
+        let made = match self.fs.tree_named(dir, name) {
+            Some(_) => self.fs.replace_by_fork(self.root, dir, name, true)?,
+            None => self.fs.fork(self.root, dir, name, true)?,
+        };
+        Ok(made.ino)
+    }
+
     /// Gives the tree its final name, as a snapshot with this identity. On return the whole tree is
     /// durable. After an error or a crash it has the preliminary name.
     ///

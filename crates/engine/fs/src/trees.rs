@@ -178,13 +178,14 @@ impl Fs {
         Ok(old)
     }
 
-    pub(crate) fn roll_back(&self, source: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
+    /// Replaces the tree with this name by a fork of `source`. `read_only`: by a snapshot.
+    pub(crate) fn roll_back(&self, source: Ino, dir: Ino, name: &[u8], read_only: bool) -> Result<Attr> {
         self.check_tree(source)?;
         self.quietly(|| {
             let dir = self.numbers().inward(dir);
             let old = self.replaceable(dir, name, source)?;
             let attr = self.attr_of_fork(source)?;
-            let made = self.engine().store().replace_by_fork(source, old, dir, name);
+            let made = self.engine().store().replace_by_fork(source, old, dir, name, read_only);
             self.forget_if_gone(old);
             let ino = made?;
             self.files().drop_orphans_of(ino.tree());

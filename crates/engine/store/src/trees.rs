@@ -271,14 +271,21 @@ impl Store {
 
     /// Deletes the tree `old`, and gives its name to a fork of `source`, in one step. Conditions as
     /// for [`Store::fork`] and [`Store::delete_tree`]. Returns the root of the fork.
-    pub fn replace_by_fork(&self, source: Ino, old: Ino, dir: Ino, name: &[u8]) -> Result<Ino> {
+    pub fn replace_by_fork(
+        &self,
+        source: Ino,
+        old: Ino,
+        dir: Ino,
+        name: &[u8],
+        read_only: bool,
+    ) -> Result<Ino> {
         let (source, old) = (self.forest.tree_of(source), old.tree());
         self.check_forkable(source)?;
         self.settle_tree(source)?;
         self.settle_tree(old)?;
         let [fork, point] = self.forest.new_numbers()?;
         let (name, created) = (name.to_vec(), self.clock.now().sec);
-        let named = Change::Fork { source, fork, point, dir, name, read_only: false, created };
+        let named = Change::Fork { source, fork, point, dir, name, read_only, created };
         let limits = self.forest.limits.count(source);
         self.change_trees(&[Change::Dying { number: old }, named], &Freed::default(), 3 + limits)?;
         Ok(Ino::ROOT.in_tree(fork))

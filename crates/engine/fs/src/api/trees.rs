@@ -47,7 +47,18 @@ impl FileSystem {
     /// # Errors
     /// As for [`FileSystem::fork`] and [`FileSystem::delete_tree`].
     pub fn roll_back(&self, source: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
-        let made = self.timed(OpKind::fork, |fs| fs.roll_back(source, dir, name));
+        self.replace_by_fork(source, dir, name, false)
+    }
+
+    /// [`FileSystem::roll_back`]; with `read_only` the fork is a snapshot.
+    pub(crate) fn replace_by_fork(
+        &self,
+        source: Ino,
+        dir: Ino,
+        name: &[u8],
+        read_only: bool,
+    ) -> Result<Attr> {
+        let made = self.timed(OpKind::fork, |fs| fs.roll_back(source, dir, name, read_only));
         self.fs.start_reclaim();
         made
     }
