@@ -13,18 +13,46 @@ use anyhow::{Context, Result, bail, ensure};
 use kedgefs::Timespec;
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::ops::Bound;
 use tar::{EntryType, GnuExtSparseHeader, Header};
 
 const BLOCK: usize = 512;
 /// The most bytes of a path or of a link's target.
 const NAME_MAX: u64 = 64 << 10;
 /// The most bytes of an entry's extension records: enough for many attributes of the largest size.
+/// Also the most bytes of all global records together, which stay in memory until the end.
 const PAX_MAX: u64 = 4 << 20;
 /// The most data ranges of a sparse file.
 const RANGES_MAX: usize = 1 << 20;
 
 /// Extension records by their key.
 type Records = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// The records that apply to an entry: its own, and the global ones that it does not replace.
+struct Applying<'a> {
+    local: &'a Records,
+    global: &'a Records,
+}
+
+impl<'a> Applying<'a> {
+    fn get(&self, key: &str) -> Option<&'a Vec<u8>> {
+        self.local.get(key.as_bytes()).or_else(|| self.global.get(key.as_bytes()))
+    }
+
+    /// The records whose keys begin with this text.
+    fn with_prefix(&self, prefix: &'a [u8]) -> impl Iterator<Item = (&'a Vec<u8>, &'a Vec<u8>)> + use<'a> {
+        let begin = move |records: &'a Records| {
+            let from = records.range::<[u8], _>((Bound::Included(prefix), Bound::Unbounded));
+            from.take_while(move |(key, _)| key.starts_with(prefix))
+        };
+        let local = self.local;
+        begin(local).chain(begin(self.global).filter(move |(key, _)| !local.contains_key(*key)))
+    }
+
+    fn has_prefix(&self, prefix: &'a [u8]) -> bool {
+        self.with_prefix(prefix).next().is_some()
+    }
+}
 
 /// One entry. Its data follows in the [`Archive`].
 #[derive(Debug)]
@@ -54,11 +82,13 @@ pub struct Archive<R> {
     data: u64,
     padding: u64,
     global: Records,
+    /// Bytes of the keys and values in `global`.
+    global_bytes: usize,
 }
 
 impl<R: Read> Archive<R> {
     pub fn new(reader: R) -> Archive<R> {
-        Archive { reader, at: 0, data: 0, padding: 0, global: Records::new() }
+        Archive { reader, at: 0, data: 0, padding: 0, global: Records::new(), global_bytes: 0 }
     }
 
     /// Skips the rest of the previous entry and returns the next, or `None` at the end.
@@ -72,20 +102,30 @@ impl<R: Read> Archive<R> {
             match header.entry_type() {
                 EntryType::XHeader => local = self.records(size)?,
                 EntryType::XGlobalHeader => {
-                    let more = self.records(size)?;
-                    self.global.extend(more);
+                    for (key, value) in self.records(size)? {
+                        let key_bytes = key.len();
+                        self.global_bytes += key_bytes + value.len();
+                        if let Some(old) = self.global.insert(key, value) {
+                            self.global_bytes -= key_bytes + old.len();
+                        }
+                    }
+                    ensure!(
+                        self.global_bytes as u64 <= PAX_MAX,
+                        "global extension headers before byte {} hold more than {PAX_MAX} bytes",
+                        self.at
+                    );
                 }
                 EntryType::GNULongName => name = Some(self.long(size)?),
                 EntryType::GNULongLink => link = Some(self.long(size)?),
                 // A volume label, which is not a file.
                 kind if kind.as_byte() == b'V' => self.expect_data(size),
                 _ => {
-                    let mut records = self.global.clone();
-                    records.append(&mut local);
-                    return self
-                        .entry(&header, records, name, link)
-                        .with_context(|| format!("entry at byte {place}"))
-                        .map(Some);
+                    // `entry` reads data, which needs the archive.
+                    let global = std::mem::take(&mut self.global);
+                    let records = Applying { local: &local, global: &global };
+                    let entry = self.entry(&header, &records, name, link);
+                    self.global = global;
+                    return entry.with_context(|| format!("entry at byte {place}")).map(Some);
                 }
             }
         }
@@ -166,11 +206,11 @@ impl<R: Read> Archive<R> {
     fn entry(
         &mut self,
         header: &Header,
-        records: Records,
+        records: &Applying<'_>,
         name: Option<Vec<u8>>,
         link: Option<Vec<u8>>,
     ) -> Result<Entry> {
-        let text = |key: &str| records.get(key.as_bytes());
+        let text = |key: &str| records.get(key);
         let number = |key: &str| -> Result<Option<u64>> {
             text(key).map(|value| decimal(value).with_context(|| format!("extension {key}"))).transpose()
         };
@@ -184,7 +224,7 @@ impl<R: Read> Archive<R> {
             real = number("GNU.sparse.realsize")?.context("a sparse file without its size")?;
             ranges = self.sparse_map()?;
             size = self.data;
-        } else if records.keys().any(|key| key.starts_with(b"GNU.sparse.")) {
+        } else if records.has_prefix(b"GNU.sparse.") {
             bail!("a sparse file of format 0, which is not known; GNU tar writes 1.0 and its own");
         }
         check_ranges(&ranges, size, real)?;
@@ -214,8 +254,8 @@ impl<R: Read> Archive<R> {
             gid: id("gid", header.gid())?,
             mtime,
             device: (device.0.unwrap_or(0), device.1.unwrap_or(0)),
-            xattrs: xattrs(&records),
-            unsupported: unsupported(&records),
+            xattrs: xattrs(records),
+            unsupported: unsupported(records),
         })
     }
 
@@ -343,21 +383,18 @@ fn parse_records(mut bytes: &[u8]) -> Result<Records> {
 
 const XATTR: &[u8] = b"SCHILY.xattr.";
 
-fn xattrs(records: &Records) -> Vec<(Vec<u8>, Vec<u8>)> {
-    let named = records.iter().filter_map(|(key, value)| Some((key.strip_prefix(XATTR)?, value)));
-    named.map(|(name, value)| (name.to_vec(), value.clone())).collect()
+fn xattrs(records: &Applying<'_>) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let named = records.with_prefix(XATTR);
+    named.map(|(key, value)| (key[XATTR.len()..].to_vec(), value.clone())).collect()
 }
 
 /// The records with access rights or attributes in a form that is not supported. `LIBARCHIVE.xattr`
 /// only repeats `SCHILY.xattr`.
-fn unsupported(records: &Records) -> Vec<String> {
-    let others: [&[u8]; 2] = [b"SCHILY.acl.", b"RHT."];
-    let has_xattrs = records.keys().any(|key| key.starts_with(XATTR));
-    let lost = records.keys().filter(|key| {
-        others.iter().any(|prefix| key.starts_with(prefix))
-            || key.starts_with(b"LIBARCHIVE.xattr.") && !has_xattrs
-    });
-    lost.map(|key| String::from_utf8_lossy(key).into_owned()).collect()
+fn unsupported(records: &Applying<'_>) -> Vec<String> {
+    let repeats: &[u8] = if records.has_prefix(XATTR) { b"" } else { b"LIBARCHIVE.xattr." };
+    let prefixes = [&b"RHT."[..], b"SCHILY.acl.", repeats].into_iter().filter(|prefix| !prefix.is_empty());
+    let lost = prefixes.flat_map(|prefix| records.with_prefix(prefix));
+    lost.map(|(key, _)| String::from_utf8_lossy(key).into_owned()).collect()
 }
 
 #[cfg(test)]

@@ -12,7 +12,8 @@ fn a_record_may_hold_line_ends_and_zeros() {
     let bytes = [record("path", b"a\nb"), record("SCHILY.xattr.user.x", b"\0\n=12 y=z\n\xff")].concat();
     let records = parse_records(&bytes).unwrap();
     assert_eq!(records[&b"path"[..]], b"a\nb");
-    assert_eq!(xattrs(&records), [(b"user.x".to_vec(), b"\0\n=12 y=z\n\xff".to_vec())]);
+    let applying = Applying { local: &records, global: &Records::new() };
+    assert_eq!(xattrs(&applying), [(b"user.x".to_vec(), b"\0\n=12 y=z\n\xff".to_vec())]);
 }
 
 #[test]
@@ -106,6 +107,60 @@ fn amounts_that_a_header_claims_are_bounded() {
     bytes.extend_from_slice(&map);
     let error = first(&bytes).unwrap_err();
     assert!(format!("{error:#}").contains("pieces"), "{error:#}");
+}
+
+/// A header of extension records, padded to a block.
+fn extension(kind: EntryType, records: &[u8]) -> Vec<u8> {
+    let mut bytes = [header(kind, records.len() as u64).as_bytes(), records].concat();
+    bytes.resize(bytes.len().next_multiple_of(512), 0);
+    bytes
+}
+
+/// Regression: each global header was bounded, but not their sum, which stays in memory.
+#[test]
+fn global_records_are_bounded_together() {
+    let global = |key: &str, bytes: usize| extension(EntryType::XGlobalHeader, &long(key, bytes));
+    let entry = header(EntryType::Regular, 0);
+    let two = |second: &str| [&global("a", 3 << 20)[..], &global(second, 3 << 20), entry.as_bytes()].concat();
+    let error = first(&two("b")).expect_err("6 MiB of global records");
+    assert!(format!("{error:#}").contains("global extension headers"), "{error:#}");
+    // The second record replaces the first.
+    assert!(first(&two("a")).unwrap().is_some());
+}
+
+/// A record whose value has this many bytes.
+fn long(key: &str, bytes: usize) -> Vec<u8> {
+    let body = 3 + key.len() + bytes;
+    let len = (1..9).map(|digits| body + digits).find(|len| len.to_string().len() + body == *len).unwrap();
+    [format!("{len} {key}=").as_bytes(), &vec![b'v'; bytes], b"\n"].concat()
+}
+
+#[test]
+fn records_of_an_entry_come_before_global_ones() {
+    let global = [
+        record("SCHILY.xattr.user.a", b"global"),
+        record("SCHILY.xattr.user.b", b"global"),
+        record("uid", b"77"),
+        record("mtime", b"5"),
+    ];
+    let local = [record("SCHILY.xattr.user.b", b"local"), record("uid", b"78")];
+    let bytes = [
+        extension(EntryType::XGlobalHeader, &global.concat()),
+        extension(EntryType::XHeader, &local.concat()),
+        header(EntryType::Regular, 0).as_bytes().to_vec(),
+        header(EntryType::Regular, 0).as_bytes().to_vec(),
+    ];
+    let bytes = bytes.concat();
+    let mut archive = Archive::new(&bytes[..]);
+    let mut next = || {
+        let entry = archive.next().unwrap().unwrap();
+        let mut xattrs = entry.xattrs;
+        xattrs.sort();
+        (entry.uid, entry.mtime.sec, xattrs)
+    };
+    let named = |a: &[u8], b: &[u8]| vec![(b"user.a".to_vec(), a.to_vec()), (b"user.b".to_vec(), b.to_vec())];
+    assert_eq!(next(), (78, 5, named(b"global", b"local")));
+    assert_eq!(next(), (77, 5, named(b"global", b"global")));
 }
 
 #[test]
