@@ -8,12 +8,13 @@
 //! file has a number far from that of its directory. Then the names of the whole tree are read, but
 //! no data.
 //!
-//! Memory grows with the number of changed files.
+//! Memory grows with the number of changed files and of directories above them, not with their
+//! depth: a path is built when a difference is reported, and cut if it is long (`PATH_MAX`).
 
 use anyhow::{Context, Result, bail};
 use kedgefs::{Attr, FileKind, FileSystem, Ino, TreeChange, TreeMoment};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::ControlFlow;
 
 /// Bytes of each file that are compared at once.
@@ -22,6 +23,9 @@ const BLOCK: u64 = kedge_base::BLOCK_SIZE as u64;
 /// How far below an inode number the first search for its names begins, in inode numbers.
 const NEAR_BELOW: u64 = 2048;
 const NEAR_ABOVE: u64 = 256;
+
+/// The most bytes of a path. No system call accepts a longer one.
+const PATH_MAX: usize = 4096;
 
 /// The attributes that [`What::Modified`] can report.
 pub const PARTS: [&str; 8] = ["data", "size", "mode", "owner", "times", "flags", "device", "xattrs"];
@@ -47,6 +51,8 @@ pub enum What {
 /// A difference.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Difference {
+    /// The path. If it has more than 4,096 bytes, only its last names, after the number of the
+    /// directory that they are in: `(inode 7)/name`.
     pub path: Vec<u8>,
     pub what: What,
     pub kind: FileKind,
@@ -158,7 +164,7 @@ pub fn differences(before: &TreeMoment, after: &TreeMoment, go_on: GoOn<'_>) -> 
         }
     }
     let names = find_names(after, &items, &mut modified, go_on)?;
-    let (mut old_paths, mut new_paths) = (Paths::new(before), Paths::new(after));
+    let (mut old_paths, mut new_paths) = (Paths::new(before, go_on), Paths::new(after, go_on));
     let mut found = Vec::new();
     for item in items.values() {
         named(item, &mut old_paths, &mut new_paths, &mut found)?;
@@ -308,44 +314,59 @@ fn find_names(
     Ok(reads)
 }
 
-/// Paths of a tree.
+/// Paths of a tree. It keeps the name and the parent of each directory: whole paths would take
+/// memory in proportion to the square of the depth.
 struct Paths<'a> {
     tree: &'a TreeMoment,
-    dirs: HashMap<u64, Vec<u8>>,
+    dirs: HashMap<u64, Name>,
     reads: u64,
+    go_on: GoOn<'a>,
 }
 
 impl<'a> Paths<'a> {
-    fn new(tree: &'a TreeMoment) -> Paths<'a> {
-        Paths { tree, dirs: HashMap::from([(Ino::ROOT.0, Vec::new())]), reads: 0 }
+    fn new(tree: &'a TreeMoment, go_on: GoOn<'a>) -> Paths<'a> {
+        Paths { tree, dirs: HashMap::new(), reads: 0, go_on }
     }
 
+    /// The path of an entry. If it is longer than [`PATH_MAX`], only its last names, after the
+    /// number of the directory that they are in, as in reports of `kedge fsck`.
     fn path(&mut self, dir: u64, name: &[u8]) -> Result<Vec<u8>> {
-        let above = self.dir(dir)?;
-        Ok(if above.is_empty() { name.to_vec() } else { [above, name].join(&b'/') })
+        let mut parts = vec![name.to_vec()];
+        let mut bytes = name.len();
+        let mut on_way = HashSet::new();
+        let mut at = dir;
+        while at != Ino::ROOT.0 {
+            anyhow::ensure!(on_way.insert(at), "directories in a circle");
+            let (parent, name) = self.dir(at)?;
+            bytes += 1 + name.len();
+            if bytes > PATH_MAX {
+                parts.push(format!("(inode {at})").into_bytes());
+                break;
+            }
+            parts.push(name.clone());
+            at = *parent;
+        }
+        parts.reverse();
+        Ok(parts.join(&b'/'))
     }
 
-    fn dir(&mut self, dir: u64) -> Result<&[u8]> {
-        let mut way = Vec::new();
-        let mut at = dir;
-        while !self.dirs.contains_key(&at) {
-            let parent = self.tree.parent(Ino(at))?.with_context(|| format!("directory {at} is missing"))?;
-            let mut found = None;
+    /// The parent of a directory other than the root, and its name there.
+    fn dir(&mut self, dir: u64) -> Result<&Name> {
+        if !self.dirs.contains_key(&dir) {
+            let parent =
+                self.tree.parent(Ino(dir))?.with_context(|| format!("directory {dir} is missing"))?;
+            let (mut found, mut ended) = (None, Ok(()));
             self.reads += self.tree.names(parent, parent, &mut |_, name, ino, _| {
-                if ino.0 != at {
+                ended = (self.go_on)();
+                if ended.is_ok() && ino.0 != dir {
                     return ControlFlow::Continue(());
                 }
                 found = Some(name.to_vec());
                 ControlFlow::Break(())
             })?;
-            way.push((at, found.with_context(|| format!("directory {at} has no name"))?));
-            anyhow::ensure!(!way.iter().any(|(on_way, _)| *on_way == parent.0), "directories in a circle");
-            at = parent.0;
-        }
-        while let Some((below, name)) = way.pop() {
-            let path = self.path(at, &name)?;
-            self.dirs.insert(below, path);
-            at = below;
+            ended?;
+            let name = found.with_context(|| format!("directory {dir} has no name"))?;
+            self.dirs.insert(dir, (parent.0, name));
         }
         Ok(&self.dirs[&dir])
     }

@@ -345,3 +345,41 @@ fn unrelated_trees_and_other_directories_are_refused() {
     let dir = fs.mkdir(Ino::ROOT, b"dir", 0o755, OWNER).unwrap().ino;
     assert_eq!(fs.moments(&[dir]).err().unwrap().errno(), 22);
 }
+
+/// Regression: the whole path of each directory above a change was kept, 900 MB here.
+#[test]
+fn deep_directories_take_little_memory() {
+    let fs = open(128 * MIB, false);
+    let mut dirs = vec![Ino::ROOT];
+    for level in 0..3000u32 {
+        let name = format!("{level:0200}");
+        dirs.push(fs.mkdir(*dirs.last().unwrap(), name.as_bytes(), 0o755, OWNER).unwrap().ino);
+    }
+    let old = fs.fork(Ino::ROOT, Ino::ROOT, b"old", true).unwrap().ino;
+    put(&fs, *dirs.last().unwrap(), "new", b"data");
+    let found = compare(&fs, old, Ino::ROOT).found;
+    let [new] = &found[..] else { panic!("{} differences", found.len()) };
+    // 20 names of 200 bytes fit.
+    let cut = format!("(inode {})/", dirs[dirs.len() - 21].0);
+    assert!(new.path.starts_with(cut.as_bytes()), "{}", new.path.len());
+    assert!(new.path.ends_with(b"2999/new"));
+    assert!(new.path.len() < 4096 + cut.len(), "{}", new.path.len());
+
+    // A file at each tenth level: the directories above all of them are kept.
+    let moments = fs.moments(&[Ino::ROOT]).unwrap();
+    let asked = std::cell::Cell::new(0);
+    let go_on = || {
+        asked.set(asked.get() + 1);
+        Ok(())
+    };
+    let mut paths = super::Paths::new(&moments[0], &go_on);
+    for dir in dirs.iter().step_by(10) {
+        paths.path(dir.0, b"file").unwrap();
+    }
+    let held: usize = paths.dirs.values().map(|(_, name)| name.len() + 64).sum();
+    assert!(paths.dirs.len() > 2900 && held < 1 << 20, "{} directories, {held} bytes", paths.dirs.len());
+    assert!(asked.get() >= paths.dirs.len(), "a long search can be ended");
+    let ended = || anyhow::bail!("the mount is ending");
+    let error = super::Paths::new(&moments[0], &ended).path(dirs[9].0, b"file").unwrap_err();
+    assert_eq!(error.to_string(), "the mount is ending");
+}
