@@ -15,7 +15,7 @@
 //! full and before the flusher would wake, and writes a checkpoint before the background checkpoint
 //! would start.
 
-mod archive;
+pub(crate) mod archive;
 pub(crate) mod image;
 pub mod sink;
 mod tar;

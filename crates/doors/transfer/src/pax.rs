@@ -1,6 +1,7 @@
 //! Writes tar archives in the POSIX format (pax) as GNU tar writes it, with names of any length,
 //! times to the nanosecond, extended attributes, and sparse files in format 1.0.
 
+use crate::import::archive::{XATTR, encoded};
 use crate::import::read_full;
 use crate::import::sink::{Data, Meta};
 use anyhow::{Result, bail};
@@ -107,7 +108,7 @@ impl<W: Write> Pax<W> {
         let Entry { kind, path, meta, target, .. } = entry;
         // The entry of the linked file has the attributes, so a hard link's entry needs none.
         for (name, value) in meta.xattrs.iter().filter(|_| *kind != EntryType::Link) {
-            records.add(&[b"SCHILY.xattr.", &name[..]].concat(), value);
+            records.add(&[XATTR, &encoded(name)].concat(), value);
         }
         let slash: &[u8] = if *kind == EntryType::Directory { b"/" } else { b"" };
         let name = [path, slash].concat();

@@ -381,11 +381,41 @@ fn parse_records(mut bytes: &[u8]) -> Result<Records> {
     Ok(records)
 }
 
-const XATTR: &[u8] = b"SCHILY.xattr.";
+/// The key of an extended attribute begins with this text.
+pub(crate) const XATTR: &[u8] = b"SCHILY.xattr.";
 
 fn xattrs(records: &Applying<'_>) -> Vec<(Vec<u8>, Vec<u8>)> {
     let named = records.with_prefix(XATTR);
-    named.map(|(key, value)| (key[XATTR.len()..].to_vec(), value.clone())).collect()
+    named.map(|(key, value)| (decoded(&key[XATTR.len()..]), value.clone())).collect()
+}
+
+/// The name of an attribute as it stands in a key. A key ends at the first `=`, so GNU tar writes
+/// `%3D` for `=`, and `%25` for `%`.
+pub(crate) fn encoded(name: &[u8]) -> Vec<u8> {
+    let mut key = Vec::with_capacity(name.len());
+    for byte in name {
+        match byte {
+            b'%' => key.extend(b"%25"),
+            b'=' => key.extend(b"%3D"),
+            byte => key.push(*byte),
+        }
+    }
+    key
+}
+
+/// Reverses [`encoded`]. Every other `%` stands for itself: some programs write names as they are.
+fn decoded(mut key: &[u8]) -> Vec<u8> {
+    let mut name = Vec::with_capacity(key.len());
+    while let Some(first) = key.first() {
+        let (byte, used) = match key.first_chunk() {
+            Some(b"%25") => (b'%', 3),
+            Some(b"%3D") => (b'=', 3),
+            _ => (*first, 1),
+        };
+        name.push(byte);
+        key = &key[used..];
+    }
+    name
 }
 
 /// The records with access rights or attributes in a form that is not supported. `LIBARCHIVE.xattr`

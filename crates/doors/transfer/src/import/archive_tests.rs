@@ -1,4 +1,6 @@
 use super::*;
+use crate::import::sink::Meta;
+use crate::pax::{self, Pax};
 
 fn record(key: &str, value: &[u8]) -> Vec<u8> {
     let body = 3 + key.len() + value.len();
@@ -161,6 +163,35 @@ fn records_of_an_entry_come_before_global_ones() {
     let named = |a: &[u8], b: &[u8]| vec![(b"user.a".to_vec(), a.to_vec()), (b"user.b".to_vec(), b.to_vec())];
     assert_eq!(next(), (78, 5, named(b"global", b"local")));
     assert_eq!(next(), (77, 5, named(b"global", b"global")));
+}
+
+/// Regression: `user.a=b` with the value `v` arrived as `user.a` with the value `b=v`, and `user.=`
+/// as `user.`, a name that no file can have.
+#[test]
+fn names_of_attributes_may_hold_equals_and_percent_signs() {
+    let names = ["user.a=b", "user.=", "user.%", "user.%3D", "user.%25=%", "user.plain"];
+    let named = |name: &&str| (name.as_bytes().to_vec(), b"v".to_vec());
+    let meta = Meta { xattrs: names.iter().map(named).collect(), ..Meta::default() };
+    let mut archive = Pax::new(Vec::new());
+    let (kind, path) = (EntryType::Fifo, &b"name"[..]);
+    archive.entry(&pax::Entry { kind, path, meta: &meta, target: b"", device: None }).unwrap();
+    let bytes = archive.end().unwrap();
+    let mut arrived = first(&bytes).unwrap().unwrap().xattrs;
+    let mut sent = meta.xattrs;
+    arrived.sort();
+    sent.sort();
+    assert_eq!(arrived, sent);
+    // What GNU tar writes for `user.a=b%`, and names that other programs write as they are.
+    for (key, name) in [
+        ("SCHILY.xattr.user.a%3Db%25", "user.a=b%"),
+        ("SCHILY.xattr.user.%", "user.%"),
+        ("SCHILY.xattr.user.%3d%2", "user.%3d%2"),
+    ] {
+        let records = parse_records(&record(key, b"=v")).unwrap();
+        let applying = Applying { local: &records, global: &Records::new() };
+        assert_eq!(xattrs(&applying), [(name.as_bytes().to_vec(), b"=v".to_vec())], "{key}");
+    }
+    assert_eq!(encoded(b"user.a=b%"), b"user.a%3Db%25");
 }
 
 #[test]
