@@ -1,6 +1,6 @@
 //! `kedge receive`: makes a snapshot from a stream of `kedge send`.
 //!
-//! The tree is filled under the preliminary name `.kedge-receive.NAME.part`, where nothing else can
+//! The tree is filled under the preliminary name `.kedge-receive-part.NAME`, where nothing else can
 //! change it. It gets its name after the stream has ended and everything was verified: the checksum
 //! of each record, the hash of all records, and that link counts and sizes match the source's. At
 //! each mark of the stream, `.kedge-receive.NAME` becomes a snapshot of the tree, from which an
@@ -59,8 +59,8 @@ impl Partial {
 /// The preliminary names of a tree: of the unfinished tree, and of the snapshot at the last mark.
 fn preliminary(name: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
     ensure!(name.len() <= 200, "the name is too long by {} bytes", name.len() - 200);
-    let mark = [b".kedge-receive.", name].concat();
-    Ok(([&mark[..], b".part"].concat(), mark))
+    // The prefixes differ before the name, so no two trees have a preliminary name in common.
+    Ok(([b".kedge-receive-part.", name].concat(), [b".kedge-receive.", name].concat()))
 }
 
 fn root_named(fs: &FileSystem, dir: Ino, name: &[u8]) -> Option<Ino> {

@@ -443,6 +443,25 @@ fn a_writable_snapshot_of_a_mark_is_not_resumed() {
     same(&from, now, &to, root(&to, "now"), "now");
 }
 
+/// Regression: a receive of `now` deleted what an interrupted one of `now.part` had received.
+#[test]
+fn names_that_end_with_part_have_preliminary_names_of_their_own() {
+    let (from, _) = make(32 * MIB, false);
+    put(&from, Ino::ROOT, "file", &[1; 100_000]);
+    let now = snapshot(&from, Ino::ROOT, "now");
+    let options = Options { mark_bytes: 30_000, resume: None };
+    let stream = sent(&from, now, None, &options);
+    let (to, device) = make(32 * MIB, false);
+    let get_as =
+        |name: &[u8], stream: &[u8], resume| receive(&to, Ino::ROOT, Some(name), stream, resume, &|_| {});
+    get_as(b"now.part", &stream[..stream.len() - 1], false).unwrap_err();
+    get_as(b"now", &stream, false).unwrap();
+    let resume = Some(partial(&to, Ino::ROOT, b"now.part").unwrap().expect("a mark was reached").token);
+    get_as(b"now.part", &sent(&from, now, None, &Options { resume, ..options }), true).unwrap();
+    same(&from, now, &to, root(&to, "now.part"), "now.part");
+    check(&to, &device);
+}
+
 #[test]
 fn damaged_and_hostile_streams_are_refused() {
     let (from, _) = make(32 * MIB, false);

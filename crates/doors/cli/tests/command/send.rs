@@ -409,7 +409,7 @@ fn the_kernel_forgets_what_it_has_seen_of_an_unfinished_tree() {
     // Send the first record, with which the receiver makes the tree. The other records change it.
     input.write_all(&step[..150]).unwrap();
     input.flush().unwrap();
-    let part = place.path("back/.kedge-receive.new.part");
+    let part = place.path("back/.kedge-receive-part.new");
     until("the unfinished tree is there", || part.join("gone").exists());
     assert!(!part.join("more").exists() && fs::read(part.join("gone")).unwrap() == b"text\n");
     assert_eq!(fs::read_dir(&part).unwrap().count(), 6);
