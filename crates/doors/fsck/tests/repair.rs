@@ -5,7 +5,7 @@
 //! are detected whatever their source.
 
 use crate::common::{SIZE, check, clock, open, with_replay};
-use kedge_base::{BLOCK_SIZE, BlockNo, Ino};
+use kedge_base::{BLOCK_SIZE, BlockNo, Ino, IoBuf};
 use kedge_device::sim::{FaultPlan, OpKind, SimDevice, StatePlan};
 use kedge_device::{Device, MemDevice};
 use kedge_format::item::ExtentItem;
@@ -339,6 +339,41 @@ fn a_log_that_breaks_off_is_replayed_up_to_there() {
         seen += 1;
     }
     assert_eq!(seen, 12);
+}
+
+/// The log begins below the checkpoint's cut while data lies in the log alone. If such a log write
+/// is damaged, nothing can be replayed; the checkpoint contains these records, so the blocks that
+/// they allocated keep their data.
+#[test]
+fn damage_below_the_cut_costs_no_data_of_the_checkpoint() {
+    let device = Arc::new(MemDevice::new(SIZE));
+    format(device.clone());
+    let fs = open(device.clone()).unwrap();
+    let owner = Owner { uid: 0, gid: 0 };
+    let tail = newest(&device).checkpoint.checkpoint_lsn;
+    for n in 0..6 {
+        let ino = fs.create(Ino::ROOT, format!("f{n}").as_bytes(), 0o644, owner).unwrap().ino;
+        let _ = fs.write(ino, 0, &pattern(ino, 0, 100 << 10)).unwrap();
+        fs.fsync(ino, false).unwrap();
+    }
+    fs.checkpoint().unwrap();
+    let device = Arc::new(device.fork());
+    drop(fs);
+    let mut sb = newest(&device);
+    let logged = sb.checkpoint.checkpoint_lsn.0 - tail.0;
+    assert!(logged > 2 * BLOCK_SIZE as u64, "the files have log writes");
+    // As if data of the first of these log writes were nowhere else.
+    sb.checkpoint.tail_lsn = tail;
+    let mut block = IoBuf::zeroed(1);
+    sb.encode(block.as_mut_bytes());
+    device.write(sb.block().byte_offset(), &block, true).unwrap();
+    let offset = sb.geometry.log_start.byte_offset() + tail.0 % sb.geometry.log_bytes();
+    device.corrupt(offset + 200, |b| b[0] ^= 1);
+    let report = repair(device.clone(), &options(RepairMode::Full));
+    assert_eq!((report.ending, report.count(RepairKind::LogGivenUp)), (Ending::Repaired, 1), "{report}");
+    let tree = assert_good_end(&device, &report, "below the cut").unwrap();
+    assert_eq!(tree.len(), 6, "{report}");
+    assert!(tree.values().all(|(ino, _, bytes)| *bytes == pattern(*ino, 0, 100 << 10)), "{report}");
 }
 
 /// The leaves of an image's tree, each with the inodes that have items in it.

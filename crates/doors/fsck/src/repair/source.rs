@@ -16,7 +16,8 @@
 //! # What else is lost with dropped records
 //! After a dropped record has freed a block, another file may have reused it. In the older state
 //! that the repair restores, the block then contains foreign bytes. If a dropped record can still
-//! be read, the blocks that it allocated are *suspect* and become holes ([`super::filter`]). Blocks
+//! be read, the blocks that it allocated are *suspect* and become holes ([`super::filter`]). This
+//! does not concern records below the checkpoint's cut, which the checkpoint contains. Blocks
 //! that only unreadable records allocated cannot be recognised, because file data has neither
 //! checksums nor the name of its owner. The report says that there may be such blocks
 //! ([`RepairKind::DataUncertain`]).
@@ -298,6 +299,8 @@ fn give_up(
         // A lost superblock slot may have opened one more epoch.
         let newer = c.epoch.0.checked_add(1) == Some(header.epoch.0);
         let lost = newer || (header.epoch == c.epoch && header.lsn >= from);
+        // The checkpoint contains the records below its cut: their blocks hold their own data.
+        let unapplied = newer || header.lsn >= c.checkpoint_lsn;
         if lost && let Some(found) = header.records(bytes) {
             writes += 1;
             readable += header.blocks as u64 * BLOCK;
@@ -306,7 +309,8 @@ fn give_up(
                 records += 1;
                 let Ok(record) = Record::decode(lsn, bytes) else { continue };
                 for edit in record.edits {
-                    if let Edit::Alloc(extent) = edit
+                    if unapplied
+                        && let Edit::Alloc(extent) = edit
                         && extent.start >= g.data_start
                         && extent.start.0.checked_add(extent.blocks).is_some_and(|end| end <= g.total_blocks)
                     {
