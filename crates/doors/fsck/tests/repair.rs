@@ -376,6 +376,44 @@ fn damage_below_the_cut_costs_no_data_of_the_checkpoint() {
     assert!(tree.values().all(|(ino, _, bytes)| *bytes == pattern(*ino, 0, 100 << 10)), "{report}");
 }
 
+/// One block of the log cannot be read: in the part that replay needs, after it, and on an image
+/// that was unmounted. The repair loses at most the records from that block on, and replaces the
+/// block.
+#[test]
+fn an_unreadable_block_of_the_log_does_not_end_a_repair() {
+    let device = Arc::new(MemDevice::new(SIZE));
+    format(device.clone());
+    let fs = open(device.clone()).unwrap();
+    let owner = Owner { uid: 0, gid: 0 };
+    for n in 0..40 {
+        let ino = fs.create(Ino::ROOT, format!("f{n}").as_bytes(), 0o644, owner).unwrap().ino;
+        let _ = fs.write(ino, 0, &pattern(ino, 0, 3000)).unwrap();
+        fs.fsync(ino, false).unwrap();
+    }
+    let in_use = device.fork();
+    fs.close().unwrap();
+    let clean = device.fork();
+    let (leaf, _) = leaves(&clean).pop().unwrap();
+    clean.corrupt(leaf.byte_offset(), |b| b[..BLOCK_SIZE].fill(0));
+    let block = BLOCK_SIZE as u64;
+    for (name, image, blocks_from_cut, least) in
+        [("replayed", &in_use, 10, 5), ("beyond the end", &in_use, 150, 40), ("unmounted", &clean, 10, 0)]
+    {
+        let sb = newest(image);
+        let at = sb.checkpoint.checkpoint_lsn.0 + blocks_from_cut * block;
+        let bad = sb.geometry.log_start.byte_offset() + at % sb.geometry.log_bytes();
+        let sim = Arc::new(SimDevice::new(image.fork()));
+        sim.set_plan(FaultPlan::new(1).bad_range(OpKind::Read, bad..bad + block, 5));
+        let report = repair(sim.clone(), &options(RepairMode::Full));
+        assert_eq!(report.ending, Ending::Repaired, "{name}: {report}");
+        assert_eq!(report.count(RepairKind::DataUncertain), 1, "{name}: {report}");
+        let device = Arc::new(sim.view());
+        assert_eq!(device.bytes(bad, BLOCK_SIZE), vec![0; BLOCK_SIZE], "{name}: the disk replaces the block");
+        let tree = assert_good_end(&device, &report, name).unwrap();
+        assert!(tree.len() >= least, "{name}: {} files: {report}", tree.len());
+    }
+}
+
 /// The leaves of an image's tree, each with the inodes that have items in it.
 fn leaves(device: &MemDevice) -> Vec<(BlockNo, BTreeSet<u64>)> {
     let c = newest(device).checkpoint;

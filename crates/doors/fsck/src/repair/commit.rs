@@ -2,6 +2,7 @@
 
 use super::done::{Ending, RepairKind, Repairs};
 use super::rebuild::Root;
+use super::ring::Newest;
 use super::source::{Source, bitmap_of, copies, index_blocks};
 use super::writer::Writer;
 use super::{Job, Outcome};
@@ -18,8 +19,7 @@ use crate::{ReplayState, Report};
 use kedge_base::{BLOCK_SIZE, BlockNo, Epoch, Error, Generation, Ino, IoBuf, Lsn, Result};
 use kedge_device::Device;
 use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, bitmap_crc};
-use kedge_format::logwrite::WriteHeader;
-use kedge_format::superblock::{CheckpointState, Geometry, OPEN_MAX, Superblock, TableState};
+use kedge_format::superblock::{CheckpointState, OPEN_MAX, Superblock, TableState};
 
 /// Limit for the bytes of a label.
 const LABEL_MAX: usize = 64;
@@ -40,29 +40,6 @@ pub(crate) struct New {
     pub trees: Option<TableState>,
 }
 
-/// The newest epoch and tail of any complete log write in the ring. A write that wraps around the
-/// ring's end is recognised by its header, which has a tag, and not checked further.
-pub(super) fn newest_write(device: &dyn Device, g: &Geometry) -> Result<Option<(Epoch, Lsn)>> {
-    let (key, mut newest) = (g.log_key(), None);
-    let mut at = 0;
-    while at < g.log_blocks {
-        let mut block = IoBuf::zeroed(1);
-        device.read(BlockNo(g.log_start.0 + at).byte_offset(), &mut block)?;
-        let mut step = 1;
-        if let Some(header) = WriteHeader::peek(&key, block.as_bytes()) {
-            let blocks = header.blocks as u64;
-            let mut write = IoBuf::zeroed(blocks.min(g.log_blocks - at) as usize);
-            device.read(BlockNo(g.log_start.0 + at).byte_offset(), &mut write)?;
-            if blocks > g.log_blocks - at || header.is_whole(&key, write.as_bytes()) {
-                newest = newest.max(Some((header.epoch, header.tail_lsn)));
-                step = blocks;
-            }
-        }
-        at += step;
-    }
-    Ok(newest)
-}
-
 impl Job<'_> {
     /// Writes the contents of `new`, checks them on the device, and only then writes the
     /// superblock.
@@ -74,7 +51,8 @@ impl Job<'_> {
         repairs: &mut Repairs,
         progress: &mut dyn FnMut(Progress),
     ) -> Outcome {
-        let sb = self.superblock(source, new)?;
+        let newest = Newest::search(&**self.device, &source.sb.geometry);
+        let sb = self.superblock(source, new, &newest)?;
         self.carry_over(source, &new.carry)?;
         self.write_space(&sb, &new.owned)?;
         self.device.flush()?;
@@ -98,6 +76,7 @@ impl Job<'_> {
             let what = "the new superblock does not read back as it was written";
             return Err(Error::corrupt(kedge_base::CorruptKind::Superblock, sb.block(), what));
         }
+        newest.replace_unreadable(&**self.device)?;
         copies::write(&**self.device, &sb)?;
         self.tell(source, &sb, repairs);
         Ok(self.ending(source, wrong, after))
@@ -114,7 +93,7 @@ impl Job<'_> {
         (ending, replayed, Some(after))
     }
 
-    fn superblock(&self, source: &Source, new: &New) -> Result<Superblock> {
+    fn superblock(&self, source: &Source, new: &New, newest: &Newest) -> Result<Superblock> {
         let mut geometry = source.sb.geometry.clone();
         // Replacing invalid UTF-8 while decoding makes a label longer.
         while geometry.label.len() > LABEL_MAX {
@@ -123,8 +102,7 @@ impl Job<'_> {
         let base = &self.base_sb.checkpoint;
         // A log write of an epoch above the slot's would mean that a newer slot is lost, so the new
         // epoch is above all of them.
-        let newest = newest_write(&**self.device, &geometry)?.map_or(base.epoch, |(epoch, _)| epoch);
-        let newest = newest.max(base.epoch);
+        let newest = newest.write.map_or(base.epoch, |(epoch, _)| epoch).max(base.epoch);
         let epoch = newest.0.checked_add(2).filter(|epoch| *epoch <= OPEN_MAX);
         let epoch = epoch.ok_or_else(|| Error::invalid("epochs are used up"))?;
         let head = source.sb.checkpoint.checkpoint_lsn;

@@ -59,6 +59,7 @@ mod gather;
 mod limits;
 mod plan;
 mod rebuild;
+mod ring;
 mod salvage;
 mod shares;
 mod source;
@@ -92,6 +93,7 @@ use kedge_format::superblock::{INCOMPAT_CLONES, OPEN_MAX, Superblock};
 use limits::Limits;
 use plan::Around;
 use rebuild::{Builder, Built, Places, Rebuild, Root};
+use ring::Newest;
 use source::Source;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -211,8 +213,7 @@ pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport 
 /// Whether the log was written after a later checkpoint than that of `sb`, a superblock copy.
 fn is_stale(device: &dyn Device, sb: &Superblock) -> bool {
     let c = &sb.checkpoint;
-    // An unreadable log does not prove a later checkpoint.
-    commit::newest_write(device, &sb.geometry).is_ok_and(|newest| newest > Some((c.epoch, c.tail_lsn)))
+    Newest::search(device, &sb.geometry).write > Some((c.epoch, c.tail_lsn))
 }
 
 /// The next inode number, given the highest number in use. A superblock's number beyond the limit

@@ -23,6 +23,7 @@
 //! ([`RepairKind::DataUncertain`]).
 
 use super::done::{RepairKind, Repairs};
+use super::ring::Ring;
 use super::tracked::Tracked;
 use crate::items::State;
 use crate::kinds::FindingKind;
@@ -35,14 +36,11 @@ use crate::{Replay, ReplayState, ReplaySummary};
 use kedge_base::{BLOCK_SIZE, BlockNo, Error, IoBuf, Lsn, Result};
 use kedge_device::Device;
 use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, INDEX_ENTRIES, bitmap_crc, encode_index_block};
-use kedge_format::logwrite::WriteHeader;
 use kedge_format::record::{Edit, Record};
-use kedge_format::superblock::{Geometry, SLOTS, Superblock};
+use kedge_format::superblock::{SLOTS, Superblock};
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Bytes of the ring read at once.
-const READ_AHEAD: u64 = 1 << 20;
 
 pub(crate) struct Source {
     /// The device to read: the image's, or the overlay into which the log was replayed.
@@ -172,7 +170,7 @@ pub(crate) fn recover(
         Err(error) => error,
     };
     findings.add_error(FindingKind::ReplayFailed, At::of(&error), &error);
-    let starts = log_writes(&**device, sb)?;
+    let starts = log_writes(&**device, sb);
     let cut = sb.checkpoint.checkpoint_lsn;
     let ends: Vec<Lsn> = starts.into_iter().filter(|lsn| *lsn >= cut).collect();
     let (mut best, mut best_end) = (None, cut);
@@ -188,7 +186,7 @@ pub(crate) fn recover(
         next = usize::midpoint(low, high);
     }
     let replayed = best.is_some();
-    let given_up = give_up(&**device, sb, best_end, &error, replayed, repairs)?;
+    let given_up = give_up(&**device, sb, best_end, &error, replayed, repairs);
     let mut source = best.unwrap_or_else(|| Source::plain(device.clone(), sb));
     if !replayed {
         source.replay = ReplayState::Failed { what: error.to_string() };
@@ -259,12 +257,12 @@ fn patch_space(overlay: &dyn Device, sb: &Superblock, owned: &Owned) -> Result<(
 }
 
 /// The starts of the log's valid writes from the tail on, and the end of the last one.
-fn log_writes(device: &dyn Device, sb: &Superblock) -> Result<Vec<Lsn>> {
+fn log_writes(device: &dyn Device, sb: &Superblock) -> Vec<Lsn> {
     let c = &sb.checkpoint;
     let mut ring = Ring::new(device, &sb.geometry, c.tail_lsn);
     let mut at = c.tail_lsn;
     let mut out = vec![at];
-    while let Some((header, _)) = ring.write_at(at)? {
+    while let Some((header, _)) = ring.write_at(at) {
         let valid = header.epoch == c.epoch && header.lsn == at && header.tail_lsn <= c.tail_lsn;
         if !valid {
             break;
@@ -272,7 +270,7 @@ fn log_writes(device: &dyn Device, sb: &Superblock) -> Result<Vec<Lsn>> {
         at = header.end_lsn();
         out.push(at);
     }
-    Ok(out)
+    out
 }
 
 /// Searches the whole ring for records that are not replayed, and reports them as dropped.
@@ -283,7 +281,7 @@ fn give_up(
     error: &Error,
     replayed: bool,
     repairs: &mut Repairs,
-) -> Result<GivenUp> {
+) -> GivenUp {
     let (g, c) = (&sb.geometry, &sb.checkpoint);
     let from = if replayed { end } else { c.tail_lsn };
     let mut ring = Ring::new(device, g, c.tail_lsn);
@@ -291,7 +289,7 @@ fn give_up(
     let (mut writes, mut records, mut last, mut readable) = (0u64, 0u64, from, 0u64);
     let mut at = c.tail_lsn;
     while at < ring.limit {
-        let Some((header, bytes)) = ring.write_at(at)? else {
+        let Some((header, bytes)) = ring.write_at(at) else {
             at = Lsn(at.0 + BLOCK);
             continue;
         };
@@ -329,59 +327,10 @@ fn give_up(
     });
     // If only a record is faulty, its log write and the later log writes stay readable. If no log
     // write is readable, the first one is damaged.
-    if writes == 0 || last.0 - from.0 != readable {
+    if writes == 0 || last.0 - from.0 != readable || ring.has_unreadable() {
         repairs.add(RepairKind::DataUncertain, At::default(), || {
             "part of that cannot be read: files that changed since may show bytes of files that took their blocks".into()
         });
     }
-    Ok(GivenUp { suspect })
-}
-
-/// Reads the ring forward from a position, for one lap.
-struct Ring<'a> {
-    device: &'a dyn Device,
-    geometry: &'a Geometry,
-    limit: Lsn,
-    start: u64,
-    data: Vec<u8>,
-}
-
-impl<'a> Ring<'a> {
-    fn new(device: &'a dyn Device, geometry: &'a Geometry, from: Lsn) -> Ring<'a> {
-        // The decoder of the slot bounds the ring's size. Replay refuses an LSN near the maximum as
-        // well.
-        let limit = Lsn(from.0.saturating_add(geometry.log_bytes()) / BLOCK * BLOCK);
-        Ring { device, geometry, limit, start: from.0, data: Vec::new() }
-    }
-
-    /// Returns the complete log write of this image at `at`. `at` must not be below that of an
-    /// earlier call.
-    fn write_at(&mut self, at: Lsn) -> Result<Option<(WriteHeader, &[u8])>> {
-        let key = self.geometry.log_key();
-        let Some(block) = self.bytes(at, BLOCK)? else { return Ok(None) };
-        let Some(header) = WriteHeader::peek(&key, block) else { return Ok(None) };
-        let Some(write) = self.bytes(at, header.blocks as u64 * BLOCK)? else { return Ok(None) };
-        Ok(header.is_whole(&key, write).then_some((header, write)))
-    }
-
-    fn bytes(&mut self, at: Lsn, len: u64) -> Result<Option<&[u8]>> {
-        if at.0.checked_add(len).is_none_or(|end| end > self.limit.0) {
-            return Ok(None);
-        }
-        let skip = (at.0 - self.start).min(self.data.len() as u64);
-        if self.start + (self.data.len() as u64) < at.0 + len {
-            self.data.drain(..skip as usize);
-            self.start = at.0;
-        }
-        while self.start + (self.data.len() as u64) < at.0 + len {
-            let from = self.start + self.data.len() as u64;
-            let place = from % self.geometry.log_bytes();
-            let piece = READ_AHEAD.min(self.limit.0 - from).min(self.geometry.log_bytes() - place);
-            let mut buf = IoBuf::zeroed((piece / BLOCK) as usize);
-            self.device.read(self.geometry.log_start.byte_offset() + place, &mut buf)?;
-            self.data.extend_from_slice(buf.as_bytes());
-        }
-        let first = (at.0 - self.start) as usize;
-        Ok(Some(&self.data[first..first + len as usize]))
-    }
+    GivenUp { suspect }
 }
