@@ -79,3 +79,18 @@ fn attributes_keep_their_namespace_and_known_ones_their_name() {
         }
     }
 }
+
+#[test]
+fn checksums_of_data_are_not_copied() {
+    let scramble = Scramble { secret: LogSecret::default(), hash_seed: SEED, new: BTreeMap::new() };
+    let mut item = SumsItem::default();
+    item.set(1, 0x1234_5678);
+    item.set(6, 0xffff_ffff);
+    let value = item.encode();
+    let new = scramble.value(Key { ino: 5, kind: ItemKind::Sums as u8, offset: 0 }, &value);
+    assert_eq!(new.len(), value.len(), "an item keeps its length");
+    let new = SumsItem::decode(&new).unwrap();
+    let is_set: Vec<u64> = (0..16).filter(|block| new.get(*block) != 0).collect();
+    assert_eq!(is_set, [1, 6], "the same blocks have checksums");
+    assert!(is_set.iter().all(|block| new.get(*block) == 1), "{new:?}");
+}
