@@ -227,8 +227,11 @@ impl Ops for Recording {
         self.change(
             || self.fs.tmpfile(dir, mode, owner),
             |made| {
-                let (ino, mode) = made.as_ref().map_or((0, mode), |a| (a.ino.0, a.mode));
-                Call::Tmpfile { ino, mode, uid: owner.uid, gid: owner.gid }
+                // In a set-group-id directory the file gets the group of the directory.
+                match made {
+                    Ok(a) => Call::Tmpfile { ino: a.ino.0, mode: a.mode, uid: a.uid, gid: a.gid },
+                    Err(_) => Call::Tmpfile { ino: 0, mode, uid: owner.uid, gid: owner.gid },
+                }
             },
         )
     }

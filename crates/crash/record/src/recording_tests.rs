@@ -68,3 +68,22 @@ fn an_fsync_does_not_promise_pages_that_another_one_dropped_meanwhile() {
     end(Ok(()));
     assert!(answer.lock().take().unwrap().is_ok(), "of another file");
 }
+
+#[test]
+fn a_file_without_a_name_has_the_group_of_a_set_group_id_directory() {
+    let Begun { log, .. } = begun(Some);
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let clock = Arc::new(kedge_base::SystemClock::default());
+    FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default()).unwrap();
+    let fs = FileSystem::open(device, clock, MountOptions::default()).unwrap();
+    let recording = Recording::plain(fs, log.clone());
+    let owner = |gid| Owner { uid: 7, gid };
+    let dir = recording.mkdir(Ino::ROOT, b"d", 0o2775, owner(100)).unwrap();
+    let made = recording.tmpfile(dir.ino, 0o644, owner(200)).unwrap();
+    assert_eq!((made.uid, made.gid), (7, 100));
+    let recorded = log.cut().into_iter().rev().find_map(|event| match event.call {
+        Call::Tmpfile { ino, uid, gid, .. } => Some((ino, uid, gid)),
+        _ => None,
+    });
+    assert_eq!(recorded, Some((made.ino.0, 7, 100)));
+}
