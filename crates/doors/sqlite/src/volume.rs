@@ -8,15 +8,38 @@ use kedge_base::Ino;
 use kedge_host::embed;
 use kedgefs::{Dir, FileSystem};
 use libsqlite3_sys::{SQLITE_IOERR, SQLITE_IOERR_CLOSE};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// The open images by location. The lock is held while an image is opened or closed, so that a
 /// thread that opens an image waits for a thread that closes it.
 static IMAGES: Mutex<BTreeMap<String, Arc<Volume>>> = Mutex::new(BTreeMap::new());
+
+/// The process that used [`IMAGES`] last; 0 before the first use. In a child that another thread's
+/// lock was copied to, nobody would ever release the lock.
+static USER: AtomicU32 = AtomicU32::new(0);
+/// How long a child waits for the lock before it takes it for one that was copied.
+const FORKED_WAIT: Duration = Duration::from_secs(1);
+
+/// Locks the open images. Returns an error in a child of a process in which another thread held the
+/// lock at the fork.
+fn lock_images() -> Outcome<MutexGuard<'static, BTreeMap<String, Arc<Volume>>>> {
+    let me = process::id();
+    let user = USER.load(Ordering::Relaxed);
+    if user == 0 || user == me {
+        USER.store(me, Ordering::Relaxed);
+        return Ok(IMAGES.lock());
+    }
+    let text = "another thread was opening or closing an image when this process was forked";
+    let images = IMAGES.try_lock_for(FORKED_WAIT).ok_or_else(|| Refused::new(SQLITE_IOERR, text))?;
+    USER.store(me, Ordering::Relaxed);
+    Ok(images)
+}
 
 /// An open image.
 pub(crate) struct Volume {
@@ -40,7 +63,7 @@ impl Use {
     /// Opens the image, or adds a reference to the open one. `options` are mount options; they have
     /// an effect only if this call opens the image.
     pub(crate) fn of(name: &Name, options: &str) -> Outcome<Use> {
-        let mut images = IMAGES.lock();
+        let mut images = lock_images()?;
         let volume = match images.get(&name.image) {
             Some(volume) => volume.clone(),
             None => {
@@ -104,5 +127,31 @@ impl Volume {
         let shared = Arc::new(Shared::default());
         files.insert(ino, Arc::downgrade(&shared));
         shared
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_does_not_wait_for_a_thread_of_its_parent() {
+        let held = lock_images().unwrap();
+        // SAFETY: the child calls only functions that take no lock but that of this test, and ends
+        // with _exit.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above; an alarm ends a child that waits.
+            unsafe { libc::alarm(20) };
+            let code = i32::from(lock_images().is_ok());
+            // SAFETY: as above.
+            unsafe { libc::_exit(code) };
+        }
+        let mut status = -1;
+        // SAFETY: `status` outlives the call.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child gets an error");
+        drop(held);
+        assert!(lock_images().is_ok(), "the parent goes on");
     }
 }
