@@ -2,6 +2,7 @@
 
 use crate::info;
 use anyhow::{Context, Result, bail};
+use kedge_host::create::Target;
 use kedge_host::image::{Image, is_uri};
 use kedge_host::options::parse_size;
 use kedge_host::{Usage, clock, create, engine, mounts};
@@ -91,9 +92,13 @@ fn parse_image_size(text: &str) -> Result<ImageSize, String> {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    let is_new = !create::exists(&args.image)?;
-    if !is_new {
-        check_target(&args.image, args.force)?;
+    let target = match create::exists(&args.image)? {
+        true => Some(Target::open(&args.image)?),
+        false => None,
+    };
+    let is_new = target.is_none();
+    if let Some(target) = &target {
+        check_target(&args.image, target.path(), args.force).map_err(|e| target.under_its_name(e))?;
     }
     let source = open_source(&args, is_new)?;
     let date = clock::source_date()?;
@@ -118,18 +123,31 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Some(source) => import::fill(source, image, date),
         None => Ok(()),
     };
-    if is_new {
-        let size = options.size.expect("a new image has one");
-        create::filled(&args.image, size, &options, args.encrypt, &fill)?;
-    } else {
-        if let Some(size) = options.size {
-            extend(&args.image, size + engine::overhead(args.encrypt))?;
+    match &target {
+        None => {
+            let size = options.size.expect("a new image has one");
+            create::filled(&args.image, size, &options, args.encrypt, &fill)?;
         }
-        engine::format(&args.image, &options, args.encrypt)?;
-        fill(&args.image).with_context(|| format!("{} is filled only in part", args.image.display()))?;
+        Some(target) => overwrite(&args.image, target.path(), &options, args.encrypt, &fill)
+            .map_err(|e| target.under_its_name(e))?,
     }
     info::print(&info::of_image(&args.image)?, false)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Makes an image in the existing target at `path`, which the user knows as `named`.
+fn overwrite(
+    named: &Path,
+    path: &Path,
+    options: &FormatOptions,
+    encrypt: bool,
+    fill: &dyn Fn(&Path) -> Result<()>,
+) -> Result<()> {
+    if let Some(size) = options.size {
+        extend(path, size + engine::overhead(encrypt))?;
+    }
+    engine::format(named, path, options, encrypt)?;
+    fill(path).with_context(|| format!("{} is filled only in part", named.display()))
 }
 
 fn open_source(args: &Args, is_new: bool) -> Result<Option<import::Source>> {
@@ -157,16 +175,18 @@ fn size(args: &Args, source: Option<&import::Source>, is_new: bool) -> Result<Op
     }
 }
 
-/// Refuses a target that is mounted, and without `force` a target with existing data.
-fn check_target(path: &Path, force: bool) -> Result<()> {
+/// Refuses a target that is mounted, and without `force` a target with existing data. The user
+/// knows it as `named`.
+fn check_target(named: &Path, path: &Path, force: bool) -> Result<()> {
+    let named = named.display();
     if let Some(mount) = mounts::of_image(path)? {
-        bail!("{} is mounted on {}", path.display(), mount.dir.display());
+        bail!("{named} is mounted on {}", mount.dir.display());
     }
     let Some(held) = Image::open(path)?.content()?.name() else { return Ok(()) };
     if !force {
-        bail!("{} holds {held}; -f overwrites it", path.display());
+        bail!("{named} holds {held}; -f overwrites it");
     }
-    tracing::info!("overwriting {held} on {}", path.display());
+    tracing::info!("overwriting {held} on {named}");
     Ok(())
 }
 

@@ -5,16 +5,19 @@
 
 use crate::engine;
 use crate::image::locate;
+use crate::os;
 use crate::text::show_size;
 use crate::usage::Usage;
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use kedge_base::BLOCK_SIZE;
+use kedge_device::Location;
+use kedge_device::location::WindowUri;
 use kedge_format::superblock::IMAGE_MIN;
 use kedgefs::FormatOptions;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 
 /// Refuses a size below the minimum. Call it before the size is rounded to blocks, so that the
 /// message shows the requested size.
@@ -35,6 +38,9 @@ pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
 
 /// Like [`create`], but calls `fill` on the image before it gets its name. With `encrypt` the image
 /// is encrypted, and the file has the encryption header in addition to `size`.
+///
+/// In another user's directory that user may exchange the temporary name for a link at any time. So
+/// the new file is only written through its descriptor.
 pub fn filled(
     path: &Path,
     size: u64,
@@ -45,7 +51,7 @@ pub fn filled(
     let location = locate(path)?;
     if location.is_uri() {
         kedge_device::create(&location, size + engine::overhead(encrypt))?;
-        engine::format(path, options, encrypt)?;
+        engine::format(path, path, options, encrypt)?;
         return fill(path);
     }
     let Some(name) = path.file_name() else {
@@ -56,30 +62,41 @@ pub fn filled(
     let temporary = path.with_file_name(format!(".{name}.{}.new", std::process::id()));
     // An existing name may be another user's link to a file, which would be overwritten.
     let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary);
-    new.with_context(|| format!("create {}", path.display()))?;
-    let made = engine::create(&temporary, size, options, encrypt)
-        .and_then(|()| fill(&temporary))
-        .and_then(|()| publish(&temporary, path, dir));
-    if made.is_err() && temporary.exists() {
+    let new = new.with_context(|| format!("create {}", path.display()))?;
+    let opened = os::path_of(&new);
+    let made = engine::create(path, &opened, size, options, encrypt)
+        .and_then(|()| fill(&opened))
+        .and_then(|()| publish(&new, &temporary, path, dir));
+    if made.is_err() && is_named(&new, &temporary)? {
         fs::remove_file(&temporary).with_context(|| format!("remove {}", temporary.display()))?;
     }
-    made.map_err(|e| under_its_name(e, &temporary, &name))
+    let before = temporary.file_name().map(OsStr::to_string_lossy).unwrap_or_default();
+    made.map_err(|e| under_its_name(e, &opened.to_string_lossy(), &path.to_string_lossy()))
+        .map_err(|e| under_its_name(e, &before, &name))
         .with_context(|| format!("create {}", path.display()))
 }
 
-/// Replaces the temporary name in an error by the name that the user gave, because the engine and
-/// the device know only the temporary name.
-fn under_its_name(e: anyhow::Error, temporary: &Path, name: &str) -> anyhow::Error {
+/// Replaces a name that the user does not know in an error by the name that the user gave.
+fn under_its_name(e: anyhow::Error, before: &str, name: &str) -> anyhow::Error {
     let text = format!("{e:#}");
-    match temporary.file_name().map(OsStr::to_string_lossy) {
-        Some(before) if text.contains(&*before) => anyhow!(text.replace(&*before, name)),
-        _ => e,
+    if text.contains(before) { anyhow!(text.replace(before, name)) } else { e }
+}
+
+/// Whether a file is the one with this name, which is not followed if it is a link.
+fn is_named(file: &File, name: &Path) -> Result<bool> {
+    let named = || format!("find {}", name.display());
+    let file = file.metadata().with_context(named)?;
+    match fs::symlink_metadata(name) {
+        Ok(found) => Ok((found.dev(), found.ino()) == (file.dev(), file.ino())),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(e).with_context(named),
     }
 }
 
-fn publish(temporary: &Path, path: &Path, dir: &Path) -> Result<()> {
+fn publish(new: &File, temporary: &Path, path: &Path, dir: &Path) -> Result<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
-    File::open(temporary)?.sync_all().context("make the image durable")?;
+    new.sync_all().context("make the image durable")?;
+    ensure!(is_named(new, temporary)?, "{} was replaced while the image was made", temporary.display());
     match renameat_with(CWD, temporary, CWD, path, RenameFlags::NOREPLACE) {
         Ok(()) => {}
         // Not every host file system supports the flag.
@@ -87,6 +104,44 @@ fn publish(temporary: &Path, path: &Path, dir: &Path) -> Result<()> {
         Err(e) => return Err(std::io::Error::from(e).into()),
     }
     File::open(dir)?.sync_all().context("make the directory entry durable")
+}
+
+/// An existing file or device that gets a new image. It is opened once, so that all steps use the
+/// same file, even if another user exchanges its name for a link.
+pub struct Target {
+    named: PathBuf,
+    opened: PathBuf,
+    /// `None` for an image that is on no file of this machine.
+    _file: Option<File>,
+}
+
+impl Target {
+    /// Opens a target without access to its contents: opening a pipe to read would wait for a
+    /// writer.
+    pub fn open(path: &Path) -> Result<Target> {
+        let named = path.to_owned();
+        let location = locate(path)?;
+        let Some(host) = location.host_path() else {
+            return Ok(Target { opened: named.clone(), named, _file: None });
+        };
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(host);
+        let file = file.with_context(|| format!("open {}", path.display()))?;
+        let opened = match location {
+            Location::Window(uri) => WindowUri { path: os::path_of(&file), ..uri }.to_string().into(),
+            _ => os::path_of(&file),
+        };
+        Ok(Target { named, opened, _file: Some(file) })
+    }
+
+    /// A path that leads to the opened file as long as `self` lives.
+    pub fn path(&self) -> &Path {
+        &self.opened
+    }
+
+    /// Replaces [`Target::path`] in an error by the name that the user gave.
+    pub fn under_its_name(&self, e: anyhow::Error) -> anyhow::Error {
+        under_its_name(e, &self.opened.to_string_lossy(), &self.named.to_string_lossy())
+    }
 }
 
 pub fn exists(path: &Path) -> Result<bool> {

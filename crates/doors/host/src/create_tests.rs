@@ -22,3 +22,61 @@ fn a_new_image_is_not_made_through_a_link() {
     create(&image, 32 << 20, &options).unwrap();
     assert_eq!(Image::open(&image).unwrap().content().unwrap(), Content::KedgeFs);
 }
+
+/// In another user's directory that user may exchange the temporary name while the image is filled.
+#[test]
+fn an_exchanged_temporary_name_is_not_published() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let (victim, image, away) = (at("victim"), at("image"), at("away"));
+    fs::write(&victim, vec![7; IMAGE_MIN as usize]).unwrap();
+    let temporary = at(&format!(".image.{}.new", std::process::id()));
+    let options = FormatOptions::default();
+    let exchange = |_: &Path| {
+        fs::rename(&temporary, &away)?;
+        Ok(std::os::unix::fs::symlink(&victim, &temporary)?)
+    };
+    let e = format!("{:#}", filled(&image, IMAGE_MIN, &options, false, &exchange).unwrap_err());
+    assert!(e.contains("was replaced while the image was made"), "{e}");
+    assert!(temporary.is_symlink() && !image.exists(), "the link is neither published nor removed");
+    assert!(fs::read(&victim).unwrap().iter().all(|b| *b == 7), "the target of the link is unchanged");
+    assert_eq!(Image::open(&away).unwrap().content().unwrap(), Content::KedgeFs);
+}
+
+/// A thread exchanges the temporary name for a link as soon as it appears.
+#[test]
+fn an_image_is_not_made_through_a_link_that_appears_meanwhile() {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let (victim, image, link) = (at("victim"), at("image"), at("link"));
+    fs::write(&victim, vec![7; IMAGE_MIN as usize]).unwrap();
+    let temporary = at(&format!(".image.{}.new", std::process::id()));
+    let (done, exchanges) = (AtomicBool::new(false), AtomicU32::new(0));
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !done.load(Relaxed) {
+                if link.is_symlink()
+                    && renameat_with(CWD, &link, CWD, &temporary, RenameFlags::EXCHANGE).is_ok()
+                {
+                    exchanges.fetch_add(1, Relaxed);
+                }
+            }
+        });
+        for _ in 0..60 {
+            // The name is the link or the image of the last round.
+            for path in [&link, &temporary, &image] {
+                fs::remove_file(path)
+                    .or_else(|e| if exists(path).unwrap() { Err(e) } else { Ok(()) })
+                    .unwrap();
+            }
+            std::os::unix::fs::symlink(&victim, &link).unwrap();
+            let made = create(&image, IMAGE_MIN, &FormatOptions::default());
+            assert!(fs::read(&victim).unwrap().iter().all(|b| *b == 7), "written through the link: {made:?}");
+            assert!(!image.is_symlink(), "{made:?}");
+        }
+        done.store(true, Relaxed);
+    });
+    assert!(exchanges.load(Relaxed) > 0, "the name was never exchanged");
+}

@@ -46,12 +46,13 @@ pub fn overhead(encrypt: bool) -> u64 {
     if encrypt { CRYPT_AREA } else { 0 }
 }
 
-/// Formats an existing file, device or export. With `encrypt` the image is encrypted.
-pub fn format(path: &Path, options: &FormatOptions, encrypt: bool) -> Result<()> {
+/// Formats an existing file, device or export at `path`, which the user knows as `named`. With
+/// `encrypt` the image is encrypted.
+pub fn format(named: &Path, path: &Path, options: &FormatOptions, encrypt: bool) -> Result<()> {
     let device = open_raw(path, false)?;
     let formatted = || {
         let device = match encrypt {
-            true => key::encrypt(path, device)?,
+            true => key::encrypt(named, device)?,
             false => {
                 if key::is_encrypted(&*device)? {
                     CryptHeader::erase(&*device)?;
@@ -61,15 +62,15 @@ pub fn format(path: &Path, options: &FormatOptions, encrypt: bool) -> Result<()>
         };
         format_device(device, options)
     };
-    formatted().with_context(|| format!("format {}", path.display()))
+    formatted().with_context(|| format!("format {}", named.display()))
 }
 
-/// Makes an image with a file system of `size` bytes in an empty file. With `encrypt` the file also
-/// has the encryption header.
-pub fn create(path: &Path, size: u64, options: &FormatOptions, encrypt: bool) -> Result<()> {
+/// Makes an image with a file system of `size` bytes in the empty file at `path`, which the user
+/// knows as `named`. With `encrypt` the file also has the encryption header.
+pub fn create(named: &Path, path: &Path, size: u64, options: &FormatOptions, encrypt: bool) -> Result<()> {
     let device = FileDevice::create(path, size + overhead(encrypt), OpenOptions::default())?;
     match encrypt {
-        true => format_device(key::encrypt(path, device)?, options),
+        true => format_device(key::encrypt(named, device)?, options),
         false => format_device(device, options),
     }
 }
