@@ -195,7 +195,7 @@ impl Restored {
 
 impl Device for Restored {
     kedge_device::delegate!(overlay: geometry, read);
-    kedge_device::delegate!(base: write, flush, discard, write_zeroes, grow, room, host_free);
+    kedge_device::delegate!(base: write, flush, discard, write_zeroes, grow, release, room, host_free);
     kedge_device::delegate!(base: first_hole, stats, latency, name);
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {

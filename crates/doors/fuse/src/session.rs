@@ -47,6 +47,8 @@ pub struct MountedSession {
     root: Ino,
     /// See [`MountedSession::report_device`].
     device_requests: Option<DeviceState>,
+    /// See [`MountedSession::release_with`].
+    release: Option<Box<dyn FnOnce() + Send>>,
     /// `None` without a keeper.
     life: Option<Life>,
     /// `None` without a keeper.
@@ -62,8 +64,19 @@ impl MountedSession {
     ) -> MountedSession {
         let (transport, changes) = (Some(transport), Changes::default());
         let root = Ino::ROOT;
-        let (visits, device_requests, life, handover) = (None, None, None, None);
-        MountedSession { transport, options, mount, visits, changes, root, device_requests, life, handover }
+        let (visits, device_requests, release, life, handover) = (None, None, None, None, None);
+        MountedSession {
+            transport,
+            options,
+            mount,
+            visits,
+            changes,
+            root,
+            device_requests,
+            release,
+            life,
+            handover,
+        }
     }
 
     /// The session of a mount on `dir` that a keeper has made, over its connection `fd`.
@@ -144,6 +157,12 @@ impl MountedSession {
         self.device_requests = Some(requests);
     }
 
+    /// Sets the function that lets go of the image's device. [`MountedSession::run_and_close`] calls
+    /// it after the close, so that nobody finds the device in use once umount(2) has returned.
+    pub fn release_with(&mut self, release: impl FnOnce() + Send + 'static) {
+        self.release = Some(Box::new(release));
+    }
+
     /// See [`MountPoint::request_unmount`].
     pub fn request_unmount(&self) -> Result<(), MountError> {
         self.mount.request_unmount()
@@ -168,16 +187,20 @@ impl MountedSession {
     /// umount(2) returns, so that the image is closed by then, and otherwise after the last
     /// request.
     pub fn run_and_close<O: Ops, E: Send + 'static>(
-        self,
+        mut self,
         ops: O,
         close: impl FnOnce() -> Result<(), E> + Send + 'static,
     ) -> io::Result<Result<(), E>> {
         let closed = Arc::new(Mutex::new(None));
         let slot = closed.clone();
+        let release = self.release.take();
         self.serve(
             Arc::new(ops),
             Box::new(move || {
                 let result = close();
+                if let Some(release) = release {
+                    release();
+                }
                 *slot.lock() = Some(result);
             }),
         )?;

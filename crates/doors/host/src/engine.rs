@@ -301,6 +301,13 @@ fn set_up(opened: &Opened, mut session: MountedSession, words: &MountWords) -> R
         let pending = device.upgrade().map(|device| device.pending()).unwrap_or_default();
         waits::to_json(&pending)
     }));
+    // After the close threads of the server may still refer to the device.
+    let device = Arc::downgrade(&opened.device);
+    session.release_with(move || {
+        if let Some(Err(e)) = device.upgrade().map(|device| device.release()) {
+            tracing::warn!("the device stays open until this process ends: {e}");
+        }
+    });
     Ok(session)
 }
 

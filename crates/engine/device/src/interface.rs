@@ -116,6 +116,12 @@ pub trait Device: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Lets go of the file or block device, and of its lock, so that others can use it although this
+    /// object still exists. Later requests fail. A device that holds neither does nothing.
+    fn release(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Returns the size in bytes to which an image may grow without a change of the device: the
     /// present size of the file, block device, export or Ceph image.
     fn room(&self) -> Result<u64> {
@@ -212,6 +218,11 @@ macro_rules! delegate {
     (@ cut { $($below:tt)+ }) => {
         fn cut(&self, size: u64) -> $crate::base::Result<()> {
             self.$($below)+.cut(size)
+        }
+    };
+    (@ release { $($below:tt)+ }) => {
+        fn release(&self) -> $crate::base::Result<()> {
+            self.$($below)+.release()
         }
     };
     (@ room { $($below:tt)+ }) => {

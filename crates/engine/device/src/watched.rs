@@ -24,6 +24,9 @@ use std::time::Duration;
 /// second or two even when it is busy.
 pub const LATE: Duration = Duration::from_secs(5);
 
+/// How long a release waits for requests in flight: a device that hangs must not delay it forever.
+const RELEASE_WAIT: Duration = Duration::from_secs(1);
+
 pub struct WatchedDevice {
     inner: Arc<dyn Device>,
     notes: Arc<Notes>,
@@ -55,7 +58,7 @@ struct Notes {
     clock: Arc<dyn Clock>,
     errors: DeviceErrors,
     list: Mutex<List>,
-    /// Notified when the device is retired and no request is in flight.
+    /// Notified when no request is in flight.
     idle: Condvar,
 }
 
@@ -159,7 +162,7 @@ impl Notes {
         let now = self.clock.monotonic();
         let mut list = self.list.lock();
         let begun = list.begun.remove(&number);
-        if list.retired && list.begun.is_empty() {
+        if list.begun.is_empty() {
             self.idle.notify_all();
         }
         let took = begun.map_or(Duration::ZERO, |begun| now.saturating_sub(begun.at));
@@ -332,6 +335,14 @@ impl Device for WatchedDevice {
 
     fn cut(&self, size: u64) -> Result<()> {
         self.resize("cut", |device| device.cut(size))
+    }
+
+    /// Waits up to [`RELEASE_WAIT`] for the requests in flight, which keep the device in use.
+    fn release(&self) -> Result<()> {
+        let mut list = self.notes.list.lock();
+        self.notes.idle.wait_while_for(&mut list, |list| !list.begun.is_empty(), RELEASE_WAIT);
+        drop(list);
+        self.inner.release()
     }
 
     fn errors(&self) -> Option<&DeviceErrors> {

@@ -88,7 +88,7 @@ impl WindowDevice {
 }
 
 impl Device for WindowDevice {
-    crate::delegate!(below: flush, host_free, stats, latency);
+    crate::delegate!(below: flush, release, host_free, stats, latency);
 
     fn geometry(&self) -> &Geometry {
         self.sizes.now()

@@ -125,7 +125,7 @@ impl Traced {
 }
 
 impl Device for Traced {
-    delegate!(below: geometry, flush, grow, room, host_free, first_hole, stats, latency, name);
+    delegate!(below: geometry, flush, grow, release, room, host_free, first_hole, stats, latency, name);
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         self.submits(&batch);

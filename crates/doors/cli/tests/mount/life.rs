@@ -355,6 +355,51 @@ fn a_block_device_is_mounted_read_only_on_two_directories() {
     assert_eq!(lines[3], "same");
 }
 
+/// Mounts a loop device with these words, and unmounts it with umount(2), several times. Each time
+/// the device must be free at once: whoever unmounts the file system below would find it in use.
+fn is_free_after_umount(words: &str) {
+    let place = Place::after("mkfs --size 32M disk.kedge");
+    fs::create_dir(place.path("mnt")).unwrap();
+    for round in 0..20 {
+        let mut command = place.command("losetup");
+        command.args(["--find", "--show", "disk.kedge"]);
+        let device = tool(command, "mount").trim().to_owned();
+        let attached = format!("/sys/block/{}/loop/backing_file", &device["/dev/".len()..]);
+        place.run(&format!("mount {words} {device} mnt")).ok();
+        write_and_fsync(&place.path("mnt/file"), &[7; 5000]);
+        rustix::mount::unmount(place.path("mnt"), rustix::mount::UnmountFlags::empty()).unwrap();
+        detach(&device);
+        let used = |path: &str| fs::read_to_string(path).is_ok_and(|file| file.contains("disk.kedge"));
+        let is_used = used(&attached);
+        until("the device is detached", || !used(&attached));
+        assert!(!is_used, "round {round}: {device} was still open when umount(2) returned");
+    }
+    assert_eq!(place.run("fsck disk.kedge").code, 0);
+}
+
+/// Detaches a loop device now, or when its last user closes it.
+fn detach(device: &str) {
+    let file = fs::File::open(device).unwrap();
+    // SAFETY: LOOP_CLR_FD takes no argument and changes only the loop device.
+    let cleared = unsafe { libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(&file), 0x4c01) };
+    assert_eq!(cleared, 0, "{device}: {}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn umount_returns_when_the_device_is_closed() {
+    needs_fuse!(root: "only root attaches a loop device");
+    is_free_after_umount("");
+}
+
+#[test]
+fn umount_from_a_daemon_returns_when_the_device_is_closed() {
+    needs_fuse!(root: "only root attaches a loop device");
+    let name = format!("free-{}", std::process::id());
+    let place = Place::after(&format!("mount --daemon {name} --create 32M other.kedge other"));
+    is_free_after_umount(&format!("--daemon {name}"));
+    place.run("umount other").ok();
+}
+
 /// Reading changes access times as with relatime, or not at all with noatime.
 #[test]
 fn reading_moves_access_times_as_asked() {

@@ -157,7 +157,7 @@ impl CompletionSink for Restore {
 }
 
 impl Device for CryptDevice {
-    crate::delegate!(below: room, host_free, first_hole, latency, name);
+    crate::delegate!(below: release, room, host_free, first_hole, latency, name);
 
     fn geometry(&self) -> &Geometry {
         self.sizes.now()

@@ -200,7 +200,7 @@ impl Drop for Engine {
 }
 
 impl Device for FileDevice {
-    crate::delegate!(file: host_free, first_hole);
+    crate::delegate!(file: release, host_free, first_hole);
 
     fn geometry(&self) -> &Geometry {
         self.sizes.now()

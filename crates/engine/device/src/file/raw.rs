@@ -96,6 +96,12 @@ fn failed(op: &'static str, offset: u64, len: u64, e: Errno) -> Error {
 }
 
 impl RawFile {
+    /// Closes the file, which releases its lock. A request that is in progress keeps both until it
+    /// completes: so no write of this owner can follow one of the next owner.
+    pub fn release(&self) -> Result<()> {
+        sys::close_in_place(&self.fd).map_err(|e| failed("close", 0, 0, e))
+    }
+
     /// Returns the size of the file or block device in bytes.
     pub fn len(&self) -> Result<u64> {
         rustix::fs::seek(&self.fd, SeekFrom::End(0)).map_err(|e| failed("size", 0, 0, e))

@@ -14,7 +14,7 @@ mod linux {
     use kedge_base::BLOCK_SIZE;
     use rustix::event::{EventfdFlags, eventfd};
     use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-    use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags};
+    use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
     use rustix::io::{Errno, ReadWriteFlags};
     use std::io::IoSlice;
 
@@ -55,6 +55,20 @@ mod linux {
 
     pub(crate) fn seek_hole(fd: impl AsFd, offset: u64) -> Result<u64, Errno> {
         rustix::fs::seek(fd, rustix::fs::SeekFrom::Hole(offset))
+    }
+
+    /// Closes a file whose descriptor others use. The descriptor then refers to no file's contents,
+    /// and each request fails with EBADF. The number stays in use, so no other file gets it.
+    #[allow(unsafe_code)]
+    pub(crate) fn close_in_place(fd: &OwnedFd) -> Result<(), Errno> {
+        let nothing = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        // SAFETY: both descriptors are open. `fd` still owns an open descriptor of the same number
+        // afterwards, so its contract holds. A call in another thread that began earlier has its
+        // own reference to the file.
+        match unsafe { libc::dup3(nothing.as_raw_fd(), fd.as_raw_fd(), libc::O_CLOEXEC) } {
+            -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) const LOCKS_RANGES: bool = true;
@@ -173,6 +187,11 @@ mod other {
 
     pub(crate) fn seek_hole(_: impl AsFd, _: u64) -> Result<u64, Errno> {
         Err(Errno::OPNOTSUPP)
+    }
+
+    /// Not needed: these systems have no mounts, whose end waits for this.
+    pub(crate) fn close_in_place(_: &rustix::fd::OwnedFd) -> Result<(), Errno> {
+        Ok(())
     }
 
     /// No range locks on these systems: owners of parts exclude each other through the lock of the

@@ -161,7 +161,7 @@ impl Drop for DistantDevice {
 }
 
 impl Device for DistantDevice {
-    crate::delegate!(shared.inner: geometry, grow, cut, room, host_free, first_hole, stats, name);
+    crate::delegate!(shared.inner: geometry, grow, cut, release, room, host_free, first_hole, stats, name);
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         let round = self.shared.begin(batch.len());

@@ -94,7 +94,7 @@ impl ScriptedDevice {
 }
 
 impl Device for ScriptedDevice {
-    crate::delegate!(inner: geometry, discard, grow, cut, room, host_free, first_hole, stats, name);
+    crate::delegate!(inner: geometry, discard, grow, cut, release, room, host_free, first_hole, stats, name);
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         submit_inline(self, batch, &*sink);

@@ -78,7 +78,7 @@ impl VolatileDevice {
 }
 
 impl Device for VolatileDevice {
-    crate::delegate!(inner: geometry, grow, cut, room, host_free, first_hole);
+    crate::delegate!(inner: geometry, grow, cut, release, room, host_free, first_hole);
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         submit_inline(self, batch, &*sink);
