@@ -18,7 +18,7 @@ use crate::{background, engine, image, key, mounts, notify, os};
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_fuse::{Bound, MountPoint, PrivateDir};
-use kedgefs::{MountOptions, SharedBudget};
+use kedgefs::{FileSystem, MountOptions, SharedBudget};
 use os::TerminationSignals;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
@@ -37,6 +37,11 @@ const REQUEST_MAX: u64 = 64 << 10;
 /// The time limit for reading a request, because a client that connects and sends nothing delays
 /// the others.
 const REQUEST_WAIT: Duration = Duration::from_secs(5);
+/// The pause after a connection could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The time limit for the reply to a request: recovery of an image may take long, and the requests
+/// of other clients may come first.
+const REPLY_WAIT: Duration = Duration::from_secs(600);
 /// Attempts to join: the process of this name may be ending or starting.
 const JOIN_TRIES: u32 = 50;
 const JOIN_PAUSE: Duration = Duration::from_millis(100);
@@ -148,7 +153,7 @@ pub fn join(name: &str, request: &Request) -> Result<()> {
     let (dir, socket) = private(name)?;
     for _ in 0..JOIN_TRIES {
         match dir.connect(&socket, REQUEST_WAIT) {
-            Ok(stream) => match ask(stream, request)? {
+            Ok(stream) => match ask(stream, request, REPLY_WAIT)? {
                 Some(reply) => {
                     reply.notices.iter().for_each(|notice| eprintln!("kedge: warning: {notice}"));
                     return reply.error.map_or(Ok(()), |e| bail!("{e}"));
@@ -172,18 +177,22 @@ pub fn join(name: &str, request: &Request) -> Result<()> {
     bail!("no process called {name} responds at {}", dir.path().join(&socket).display())
 }
 
-/// Sends a request. `None` if the process ended without a reply.
-fn ask(mut stream: UnixStream, request: &Request) -> Result<Option<Reply>> {
+/// Sends a request, and waits for the reply for at most `patience`. `None` if the process ended
+/// without a reply.
+fn ask(mut stream: UnixStream, request: &Request, patience: Duration) -> Result<Option<Reply>> {
     let mut line = serde_json::to_string(request).context("write the request")?;
     line.push('\n');
-    // There is no time limit: the process belongs to this user, and recovery of an image may take
-    // long.
-    stream.set_read_timeout(None).context("wait for the reply")?;
+    stream.set_read_timeout(Some(patience)).context("wait for the reply")?;
     let mut answer = String::new();
     let said =
         stream.write_all(line.as_bytes()).and_then(|()| BufReader::new(&stream).read_line(&mut answer));
     match said {
         Ok(n) if n > 0 => Ok(Some(serde_json::from_str(&answer).context("read the reply")?)),
+        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => bail!(
+            "the daemon has not replied within {} seconds; it may still mount {}",
+            patience.as_secs(),
+            request.image.display()
+        ),
         _ => Ok(None),
     }
 }
@@ -275,7 +284,11 @@ impl Host {
             for stream in listener.incoming() {
                 match stream {
                     Ok(stream) => host.answer(stream),
-                    Err(e) => return tracing::error!("cannot listen any more: {e}"),
+                    // For example, the process has no descriptor left.
+                    Err(e) => {
+                        tracing::warn!("no connection accepted: {e}");
+                        kedge_base::pause(ACCEPT_PAUSE);
+                    }
                 }
             }
         })
@@ -348,9 +361,7 @@ impl Host {
         notices
             .extend(engine::plain_mount_notice(&mount).map(|weaker| format!("{}: {weaker}", dir.display())));
         notices.iter().for_each(|notice| tracing::warn!("{notice}"));
-        self.state.lock().live.push(mount.clone());
-        let host = self.clone();
-        let shown = dir.clone();
+        let (host, noted, unserved) = (self.clone(), mount.clone(), fs.clone());
         let until_unmounted = move || {
             let served = serve::until_unmounted(session, fs, host.offer);
             let error = match served {
@@ -363,14 +374,34 @@ impl Host {
                 // has ended.
                 tracing::error!("{error}");
             }
-            let mut state = host.state.lock();
-            state.live.retain(|live| live.dir != mount.dir || live.image != mount.image);
-            state.failed.extend(error);
-            host.changed.notify_all();
+            host.state.lock().failed.extend(error);
+            host.forget(&mount);
         };
-        kedge_base::spawn_named("serve", until_unmounted)
-            .map(|_| notices)
-            .with_context(|| format!("start a thread for {}", shown.display()))
+        self.begin(&noted, &unserved, || kedge_base::spawn_named("serve", until_unmounted).map(drop))?;
+        Ok(notices)
+    }
+
+    /// Notes a live mount, and starts the thread that serves it and ends with [`Host::forget`]. If
+    /// `spawn` fails, closes the file system: `spawn` has dropped the session, which ends the mount.
+    fn begin(
+        &self,
+        mount: &MountPoint,
+        fs: &FileSystem,
+        spawn: impl FnOnce() -> std::io::Result<()>,
+    ) -> Result<()> {
+        self.state.lock().live.push(mount.clone());
+        let Err(e) = spawn() else { return Ok(()) };
+        self.forget(mount);
+        if let Err(e) = fs.close() {
+            tracing::error!("close {}: {e}", mount.image.display());
+        }
+        Err(e).with_context(|| format!("start a thread for {}", mount.dir.display()))
+    }
+
+    /// Removes a mount that has ended.
+    fn forget(&self, mount: &MountPoint) {
+        self.state.lock().live.retain(|live| live.dir != mount.dir || live.image != mount.image);
+        self.changed.notify_all();
     }
 
     fn wait_for_first(&self) {
@@ -411,3 +442,7 @@ impl std::fmt::Display for Ending {
 }
 
 impl std::error::Error for Ending {}
+
+#[cfg(test)]
+#[path = "daemon_tests.rs"]
+mod tests;

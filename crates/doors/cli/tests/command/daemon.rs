@@ -78,6 +78,53 @@ impl Drop for Foreground {
     }
 }
 
+/// A daemon that has had no descriptor left for a while still serves later requests.
+#[test]
+fn joining_works_after_a_shortage_of_descriptors() {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    needs_fuse!();
+    let place = Place::new();
+    let name = format!("few-{}", std::process::id());
+    place.run(&format!("mount --daemon {name} --create 32M a.kedge a")).ok();
+    let server = pid(&place, "a");
+    let fds = fs::read_dir(format!("/proc/{server}/fd")).unwrap();
+    let used: Vec<u64> = fds.map(|fd| fd.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect();
+    let free = (0..).find(|fd| !used.contains(fd)).unwrap();
+    let limit = |limit| prlimit(Pid::from_raw(server as i32), Resource::Nofile, limit).unwrap();
+    let join = |n: &str| {
+        let line = format!("mount --daemon {name} --create 32M {n}.kedge {n}");
+        let kedge = place.command(env!("CARGO_BIN_EXE_kedge")).args(line.split(' ')).spawn();
+        Waiting(kedge.unwrap())
+    };
+    let before = limit(Rlimit { current: Some(free), ..rustix::process::getrlimit(Resource::Nofile) });
+    // Both are accepted or refused during the shortage, or wait for its end.
+    let mut during = [join("b"), join("c")];
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    limit(before);
+    for kedge in &mut during {
+        until("the end of a command of the time of the shortage", || kedge.0.try_wait().unwrap().is_some());
+    }
+    let mut later = join("d");
+    until("the end of a later command", || later.0.try_wait().unwrap().is_some());
+    assert!(later.0.wait().unwrap().success());
+    assert_eq!(pid(&place, "d"), server);
+    for n in ["a", "b", "c", "d"] {
+        place.run(&format!("umount {n}"));
+    }
+    until("the daemon's end", || !alive(server));
+    place.run("fsck -n d.kedge").ok();
+}
+
+/// A command that a failed test does not leave behind.
+struct Waiting(Child);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn a_file_says_what_a_daemon_serves() {
     needs_fuse!();
