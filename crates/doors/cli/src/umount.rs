@@ -159,7 +159,8 @@ struct Stuck {
 impl Stuck {
     fn refusal(&self, dir: &Path, image: &Path) -> String {
         format!(
-            "{} of {} files do not fit on the file system that holds {}: {} are free, {} more are needed. Make room there,              or delete files in {}; kedge umount --force gives that data up",
+            "{} of {} files do not fit on the file system that holds {}: {} are free, {} more are needed. Make room there, \
+             or delete files in {}; kedge umount --force gives that data up",
             show_size(self.bytes),
             self.files,
             image.display(),

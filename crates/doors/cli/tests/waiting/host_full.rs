@@ -119,7 +119,12 @@ fn an_unmount_says_what_does_not_fit_on_its_host() {
         let accepted = fill_with_unsynced(&host);
         host.0.run("umount mnt").refused(
             1,
-            &["mnt is not unmounted", "of 2 files do not fit", "more are needed", "umount --force"],
+            &[
+                "mnt is not unmounted",
+                "of 2 files do not fit",
+                "more are needed. Make room there, or delete files",
+                "umount --force",
+            ],
         );
         assert_eq!(host.0.info("mnt")["state"], "mounted");
 
