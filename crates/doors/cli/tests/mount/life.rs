@@ -355,9 +355,9 @@ fn a_block_device_is_mounted_read_only_on_two_directories() {
     assert_eq!(lines[3], "same");
 }
 
-/// Mounts a loop device with these words, and unmounts it with umount(2), several times. Each time
+/// Mounts a loop device with this command, and unmounts it with umount(2), several times. Each time
 /// the device must be free at once: whoever unmounts the file system below would find it in use.
-fn is_free_after_umount(words: &str) {
+fn is_free_after_umount(mount: &str) {
     let place = Place::after("mkfs --size 32M disk.kedge");
     fs::create_dir(place.path("mnt")).unwrap();
     for round in 0..20 {
@@ -365,7 +365,7 @@ fn is_free_after_umount(words: &str) {
         command.args(["--find", "--show", "disk.kedge"]);
         let device = tool(command, "mount").trim().to_owned();
         let attached = format!("/sys/block/{}/loop/backing_file", &device["/dev/".len()..]);
-        place.run(&format!("mount {words} {device} mnt")).ok();
+        place.run(&format!("{mount} {device} mnt")).ok();
         write_and_fsync(&place.path("mnt/file"), &[7; 5000]);
         rustix::mount::unmount(place.path("mnt"), rustix::mount::UnmountFlags::empty()).unwrap();
         detach(&device);
@@ -388,7 +388,7 @@ fn detach(device: &str) {
 #[test]
 fn umount_returns_when_the_device_is_closed() {
     needs_fuse!(root: "only root attaches a loop device");
-    is_free_after_umount("");
+    is_free_after_umount("mount");
 }
 
 #[test]
@@ -396,7 +396,7 @@ fn umount_from_a_daemon_returns_when_the_device_is_closed() {
     needs_fuse!(root: "only root attaches a loop device");
     let name = format!("free-{}", std::process::id());
     let place = Place::after(&format!("mount --daemon {name} --create 32M other.kedge other"));
-    is_free_after_umount(&format!("--daemon {name}"));
+    is_free_after_umount(&format!("mount --daemon {name}"));
     place.run("umount other").ok();
 }
 
