@@ -80,3 +80,22 @@ fn an_image_is_not_made_through_a_link_that_appears_meanwhile() {
     });
     assert!(exchanges.load(Relaxed) > 0, "the name was never exchanged");
 }
+
+/// All steps of `mkfs` use the target that was checked, whatever has its name by then.
+#[test]
+fn an_existing_target_is_opened_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let (victim, image, away) = (at("victim"), at("image"), at("away"));
+    for path in [&victim, &image] {
+        fs::write(path, vec![0; IMAGE_MIN as usize]).unwrap();
+    }
+    let target = Target::open(&image).unwrap();
+    fs::rename(&image, &away).unwrap();
+    std::os::unix::fs::symlink(&victim, &image).unwrap();
+    engine::format(&image, target.path(), &FormatOptions::default(), false).unwrap();
+    assert_eq!(Image::open(&away).unwrap().content().unwrap(), Content::KedgeFs);
+    assert!(fs::read(&victim).unwrap().iter().all(|b| *b == 0), "the target of the link is unchanged");
+    let e = target.under_its_name(anyhow!("open {}", target.path().display()));
+    assert_eq!(format!("{e:#}"), format!("open {}", image.display()));
+}
