@@ -157,8 +157,8 @@ impl MountedSession {
         self.device_requests = Some(requests);
     }
 
-    /// Sets the function that lets go of the image's device. [`MountedSession::run_and_close`] calls
-    /// it after the close, so that nobody finds the device in use once umount(2) has returned.
+    /// Sets the function that lets go of the image's device. [`MountedSession::run_and_close`]
+    /// calls it after the close, so that the device is not in use once umount(2) has returned.
     pub fn release_with(&mut self, release: impl FnOnce() + Send + 'static) {
         self.release = Some(Box::new(release));
     }

@@ -382,7 +382,8 @@ impl Host {
     }
 
     /// Notes a live mount, and starts the thread that serves it and ends with [`Host::forget`]. If
-    /// `spawn` fails, closes the file system: `spawn` has dropped the session, which ends the mount.
+    /// `spawn` fails, closes the file system: `spawn` has dropped the session, which ends the
+    /// mount.
     fn begin(
         &self,
         mount: &MountPoint,

@@ -116,8 +116,8 @@ pub trait Device: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Lets go of the file or block device, and of its lock, so that others can use it although this
-    /// object still exists. Later requests fail. A device that holds neither does nothing.
+    /// Lets go of the file or block device, and of its lock, so that others can use it although
+    /// this object still exists. Later requests fail. A device that holds neither does nothing.
     fn release(&self) -> Result<()> {
         Ok(())
     }
