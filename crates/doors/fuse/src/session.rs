@@ -175,6 +175,7 @@ impl MountedSession {
         let last = ops.clone();
         self.serve(
             ops,
+            || Ok(()),
             Box::new(move || {
                 if let Err(e) = last.sync() {
                     tracing::error!("sync at the end of the mount failed: {e}");
@@ -191,11 +192,24 @@ impl MountedSession {
         ops: O,
         close: impl FnOnce() -> Result<(), E> + Send + 'static,
     ) -> io::Result<Result<(), E>> {
+        self.resume_and_close(ops, || Ok(()), close)
+    }
+
+    /// Like [`MountedSession::run_and_close`], and calls `live` before the first request. A server
+    /// that replaces another one calls it only when it has made the lost changes again. If that
+    /// fails, or `live` does, returns the error and calls `close` not at all.
+    pub fn resume_and_close<O: Ops, E: Send + 'static>(
+        self,
+        ops: O,
+        live: impl FnOnce() -> io::Result<()>,
+        close: impl FnOnce() -> Result<(), E> + Send + 'static,
+    ) -> io::Result<Result<(), E>> {
         let closed = Arc::new(Mutex::new(None));
         let slot = closed.clone();
         let release = self.release.take();
         self.serve(
             Arc::new(ops),
+            live,
             Box::new(move || {
                 let result = close();
                 if let Some(release) = release {
@@ -208,7 +222,12 @@ impl MountedSession {
         Ok(result.expect("serving ends with on_destroy"))
     }
 
-    fn serve<O: Ops>(mut self, ops: Arc<O>, on_destroy: OnDestroy) -> io::Result<()> {
+    fn serve<O: Ops>(
+        mut self,
+        ops: Arc<O>,
+        live: impl FnOnce() -> io::Result<()>,
+        on_destroy: OnDestroy,
+    ) -> io::Result<()> {
         let transport = self.transport.take().expect("a session is served once");
         let options = self.options.clone().of_image(&*ops);
         let state = mount_json(&self.mount, &options, &*transport);
@@ -220,6 +239,7 @@ impl MountedSession {
             None => server,
             Some(life) => server.resume(life)?,
         };
+        live()?;
         let server = Arc::new(server);
         if let Some(device) = &self.mount.device {
             server.open_status(device);

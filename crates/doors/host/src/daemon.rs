@@ -363,7 +363,7 @@ impl Host {
         notices.iter().for_each(|notice| tracing::warn!("{notice}"));
         let (host, noted, unserved) = (self.clone(), mount.clone(), fs.clone());
         let until_unmounted = move || {
-            let served = serve::until_unmounted(session, fs, host.offer);
+            let served = serve::until_unmounted(session, fs, host.offer, || Ok(()));
             let error = match served {
                 Ok(Ok(())) => None,
                 Ok(Err(e)) => Some(format!("close {}: {e}", image.display())),

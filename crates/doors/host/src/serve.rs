@@ -10,6 +10,7 @@ use kedge_fuse::keep::Life;
 use kedge_fuse::{MountPoint, MountedSession, OneTree};
 use kedgefs::{FileSystem, Ino};
 use rustix::fd::OwnedFd;
+use std::io;
 use std::path::Path;
 
 /// Ends a service that [`Offer`] has begun. Afterwards the service does not use the file system.
@@ -69,10 +70,14 @@ fn serve_with(
         eprintln!("kedge: warning: {notice}");
     }
     let fs = opened.fs.clone();
+    let (mut live, is_kept) = (Some(live), extra.life.is_some());
+    let mut report = || live.take().map_or(Ok(()), |live| live());
     let session = make(&opened, image, dir, &words)
         .and_then(|session| attach(session, signals))
-        .and_then(|session| Ok((Beginning::start(*beside, &fs, &session)?, session)))
-        .and_then(|begun| live().map(|()| begun));
+        .and_then(|session| Ok((Beginning::start(*beside, &fs, &session)?, session)));
+    // A server with a keeper first makes changes again. The keeper counts a death in this work as
+    // one before the server serves.
+    let session = session.and_then(|begun| if is_kept { Ok(begun) } else { report().map(|()| begun) });
     drop(opened);
     let (beside, session) = match session {
         Ok((beside, session)) => (beside.begun(), session),
@@ -86,11 +91,12 @@ fn serve_with(
     };
     // With a keeper there is no such service: its changes bypass the kernel, so they are not noted
     // in the keeper's memory.
-    let offer: Offer = if extra.life.is_some() { |_, _| Box::new(|| ()) } else { *offer };
-    let closed = until_unmounted_with(session, fs, offer, beside)
+    let offer: Offer = if is_kept { |_, _| Box::new(|| ()) } else { *offer };
+    let report = || report().map_err(|e| io::Error::other(format!("{e:#}")));
+    let closed = until_unmounted_with(session, fs, offer, beside, report)
         .with_context(|| format!("serve {}", dir.display()))?;
-    // Standard error is /dev/null now unless it is a log file, so send the error to the system log
-    // too.
+    // Standard error is /dev/null by now, unless it is a log file. So the error also goes to the
+    // system's log.
     closed
         .with_context(|| format!("close {}", image.display()))
         .inspect_err(|e| syslog::error(&format!("{e:#}")))
@@ -117,14 +123,15 @@ impl Drop for Beginning {
     }
 }
 
-/// Serves until the mount has ended, and closes the file system. The inner result is that of
-/// closing.
+/// Calls `live`, serves until the mount has ended, and closes the file system. The inner result is
+/// that of the close.
 pub fn until_unmounted(
     session: MountedSession,
     fs: FileSystem,
     offer: Offer,
-) -> std::io::Result<kedgefs::Result<()>> {
-    until_unmounted_with(session, fs, offer, None)
+    live: impl FnOnce() -> io::Result<()>,
+) -> io::Result<kedgefs::Result<()>> {
+    until_unmounted_with(session, fs, offer, None, live)
 }
 
 fn until_unmounted_with(
@@ -132,7 +139,8 @@ fn until_unmounted_with(
     fs: FileSystem,
     offer: Offer,
     beside: Option<Stop>,
-) -> std::io::Result<kedgefs::Result<()>> {
+    live: impl FnOnce() -> io::Result<()>,
+) -> io::Result<kedgefs::Result<()>> {
     let (to_close, stop) = (fs.clone(), offer(&fs, &mut session));
     let memory = memory::Watch::start(&fs);
     let close = move || {
@@ -146,8 +154,8 @@ fn until_unmounted_with(
         ended.and(to_close.close())
     };
     match session.root() {
-        Ino::ROOT => session.run_and_close(fs, close),
-        root => session.run_and_close(OneTree::new(fs, root), close),
+        Ino::ROOT => session.resume_and_close(fs, live, close),
+        root => session.resume_and_close(OneTree::new(fs, root), live, close),
     }
 }
 

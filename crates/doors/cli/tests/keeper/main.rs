@@ -152,6 +152,38 @@ fn a_panic_in_a_request_is_a_death_that_no_program_notices() {
     }
 }
 
+/// A change whose record kills its server, in each attempt: the next servers die while they make it
+/// again, before they serve.
+#[test]
+fn a_change_that_kills_each_server_ends_the_mount() {
+    needs_fuse!();
+    if !INJECTS {
+        return kedge_base::skip::note("servers of this build die inside of no request by themselves");
+    }
+    const LIMIT: Duration = Duration::from_secs(30);
+    let place = Place::new();
+    let noted = mount_dying(&place, &["--create", "64M"], "MKDIR/Marked*");
+    fs::write(place.path("mnt/a"), "kept").unwrap();
+    File::open(place.path("mnt/a")).unwrap().sync_all().unwrap();
+    let keeper = parent_of(server(&place));
+    let (dir, (done, made)) = (place.path("mnt/dir"), std::sync::mpsc::channel());
+    let caller = spawn_named("caller", move || done.send(fs::create_dir(dir)).unwrap()).unwrap();
+    let made = made.recv_timeout(LIMIT);
+    if made.is_err() {
+        // The mkdir would wait for ever, and with it the end of this process.
+        kill_process(keeper, Signal::KILL).unwrap();
+    }
+    caller.join().unwrap();
+    made.expect("mkdir returns").expect_err("the directory is never made");
+    until("the mount has ended", || kedge_fuse::mount_at(&place.path("mnt")).is_none());
+    // The server that served, and five that died before they served.
+    assert_eq!(fs::read_to_string(noted).unwrap(), "MKDIR Marked panic\n".repeat(6));
+    until("the image is free", || place.run("mount -o nokeeper disk.kedge mnt").code == 0);
+    assert_eq!(fs::read(place.path("mnt/a")).unwrap(), b"kept");
+    assert!(!place.path("mnt/dir").exists());
+    place.unmount_and_check("disk.kedge");
+}
+
 fn has(program: &str) -> bool {
     let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
     let found = found.is_ok_and(|output| output.status.success());

@@ -5,7 +5,8 @@
 //! rare kinds are tried as often as common ones. The lives in between must end for other reasons,
 //! because a request that kills three consecutive servers is refused. With
 //! `KEDGE_DEATHS=READ/Received,FILE`, the first server dies by a panic at this step of the first
-//! such request. Before its death a server appends a line to FILE.
+//! such request, and with `KEDGE_DEATHS=READ/Received*,FILE` each server dies so. Before its death a
+//! server appends a line to FILE.
 
 use super::step::Step;
 use crate::abi::{op, op_name};
@@ -78,8 +79,9 @@ impl Death {
         };
         let mut all = pairs(CHANGES, OF_CHANGES).chain(pairs(OTHERS, OF_OTHERS));
         let Ok(seed) = which.parse::<u64>() else {
+            let (which, each) = which.strip_suffix('*').map_or((which, false), |which| (which, true));
             let named = |(opcode, step): &(u32, Step)| format!("{}/{step:?}", op_name(*opcode)) == which;
-            let (opcode, step) = all.find(named).filter(|_| life == 1)?;
+            let (opcode, step) = all.find(named).filter(|_| each || life == 1)?;
             return Some(Death { opcode, step, panics: true, left: AtomicU64::new(1), file: file.into() });
         };
         let mut random = Random(seed.wrapping_add(life << 32));
