@@ -9,7 +9,7 @@ use kedge_base::IoBuf;
 use kedge_fuse::abi::{self, InHeader, OutHeader, op};
 use kedge_fuse::failures::Failures;
 use kedge_fuse::transport::{Received, Reply, Request, RequestBuf, Transport};
-use kedge_fuse::{FuseOptions, Server};
+use kedge_fuse::{FuseOptions, Ops, Server};
 use kedgefs::{Ino, Owner};
 use memfs::MemFs;
 use parking_lot::Mutex;
@@ -153,7 +153,6 @@ fn nonsense_is_refused() {
 
 impl Bench {
     fn fs_file(&self) {
-        use kedge_fuse::Ops;
         self.fs.create(Ino::ROOT, b"a", 0o644, Owner::default()).unwrap();
         self.fs.mkdir(Ino::ROOT, b"b", 0o755, Owner::default()).unwrap();
     }
@@ -237,7 +236,6 @@ fn lookups_pin_and_forgets_unpin() {
 #[test]
 fn directories_continue_where_they_stopped() {
     let mut bench = Bench::new(FuseOptions::default());
-    use kedge_fuse::Ops;
     for i in 0..50 {
         bench.fs.create(Ino::ROOT, format!("{i:03}").as_bytes(), 0o644, Owner::default()).unwrap();
     }
@@ -401,6 +399,21 @@ fn requests_without_ids_make_no_inode_and_rights_are_capabilities() {
         Ok(name) if name == "kthreadd\n" => assert_eq!(asked_by(abi::NO_ID, 2), -libc::EPERM),
         _ => kedge_base::skip::note("no thread of the kernel is seen here"),
     }
+}
+
+/// A change of size that fails, or a crash in the middle, leaves no changed content with the old
+/// privilege.
+#[test]
+fn set_id_bits_are_cleared_before_a_size_is_set() {
+    use abi::fattr;
+    let fs = MemFs { sizes_fail: true, ..MemFs::new() };
+    let ino = fs.create(Ino::ROOT, b"f", 0o106_777, Owner::default()).unwrap().ino;
+    let mut bench = Bench::of(fs, FuseOptions::default());
+    let valid = fattr::SIZE | fattr::KILL_SUIDGID;
+    let cut = abi::SetattrIn { valid, size: 10, ..abi::SetattrIn::new_zeroed() };
+    let reply = bench.send(op::SETATTR, ino.0, cut.as_bytes()).unwrap();
+    assert_eq!(reply.0, -libc::ENOSPC);
+    assert_eq!(bench.fs.getattr(ino).unwrap().mode & 0o7777, 0o777);
 }
 
 #[test]

@@ -75,7 +75,11 @@ impl<O: Ops> Server<O> {
             set.ctime = Some(timespec(asked.ctime, asked.ctimensec)?);
         }
         if has(fattr::KILL_SUIDGID) && set.mode.is_none() {
-            set.mode = mode_without_privilege(&self.ops.getattr(node)?, &request.header, set.gid);
+            let attr = self.ops.getattr(node)?;
+            match set.size {
+                Some(_) => self.drop_privilege(&attr, &request.header, false, || true)?,
+                None => set.mode = mode_without_privilege(&attr, &request.header, set.gid),
+            }
         }
         Ok(self.attr_out(&self.ops.setattr(node, &set)?))
     }

@@ -20,7 +20,7 @@ use crate::settle::{self, PageJob};
 use crate::transport::{Received, RequestBuf, Transport};
 use kedge_base::{JoinHandle, spawn_named};
 use kedge_device::MemDevice;
-use kedgefs::{FileKind, FileSystem, FormatOptions, MountOptions};
+use kedgefs::{FileKind, FileSystem, FormatOptions, MountOptions, SetAttr};
 use parking_lot::Mutex;
 use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
@@ -291,6 +291,7 @@ fn changes() -> Vec<Change> {
         plain("write", op::WRITE, "a", write(2, b"XYZ")),
         plain("append", op::WRITE, "dir/x", write(14_000, &[9; 70_000])),
         plain("shrink", op::SETATTR, "dir/x", size(6000)),
+        Change("shrink a set-id file", op::SETATTR, "dir/x", Box::new(shrink_set_id)),
         plain("grow", op::SETATTR, "a", size(100_000)),
         plain("chmod", op::SETATTR, "a", setattr(mode)),
         plain("utimes", op::SETATTR, "a", setattr(times)),
@@ -300,6 +301,15 @@ fn changes() -> Vec<Change> {
         plain("setxattr", op::SETXATTR, "a", xattr(1, "user.new", b"value")),
         plain("removexattr", op::REMOVEXATTR, "b", named(&[], &["user.old"])),
     ]
+}
+
+/// Sets mode bits that the change of size must clear.
+fn shrink_set_id(world: &World) -> Vec<u8> {
+    let set = SetAttr { mode: Some(0o6777), ..SetAttr::default() };
+    world.fs.setattr(Ino(world.ino("dir/x")), &set).unwrap();
+    world.fs.sync().unwrap();
+    let valid = fattr::SIZE | fattr::KILL_SUIDGID;
+    setattr(SetattrIn { valid, size: 6000, ..SetattrIn::default() })
 }
 
 type Found = ((i32, usize), BTreeMap<String, String>);

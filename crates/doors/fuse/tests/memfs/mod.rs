@@ -97,6 +97,8 @@ pub struct MemFs {
     pub on_fsync: Option<OnFsync>,
     /// Called with the name of each lookup, before the lookup is done.
     pub on_lookup: Option<OnLookup>,
+    /// Changes of a size fail for lack of space.
+    pub sizes_fail: bool,
     /// The value that `has_acls` returns, for INIT. The file system itself supports no lists.
     pub acls: bool,
 }
@@ -115,6 +117,7 @@ impl MemFs {
             })),
             clock: Arc::new(SystemClock::default()),
             acls: false,
+            sizes_fail: false,
             on_fsync: None,
             on_lookup: None,
         };
@@ -297,6 +300,9 @@ impl Ops for MemFs {
     fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
         let now = self.clock.now();
         self.state.lock().setattrs.push(*set);
+        if self.sizes_fail && set.size.is_some() {
+            return Err(Error::NoSpace);
+        }
         self.change(ino, |node| {
             let time = |t| match t {
                 SetTime::Now => now,
