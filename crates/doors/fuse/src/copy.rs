@@ -8,6 +8,11 @@
 //! The request does not say whether the target is open with O_SYNC, and the kernel sends no FSYNC
 //! after it. So the reply waits until the clone is durable, which takes one force of the log.
 //! Copying a few blocks takes none, so short ranges are refused.
+//!
+//! # Errors
+//! A long clone takes several records. If an error stops it, the reply is the length of the cloned
+//! part. If the clone cannot be made durable, the reply is an error, for which the kernel drops no
+//! pages and keeps the target's size, so these are invalidated before ([`crate::settle`]).
 
 use crate::abi::{CopyFileRange64Out, CopyFileRangeIn, WriteOut};
 use crate::args::Args;
@@ -15,6 +20,7 @@ use crate::caller;
 use crate::errno::{Answer, Errno};
 use crate::ops::Ops;
 use crate::server::Server;
+use crate::settle::{self, PageJob, SettledJob, Then};
 use crate::task::Capability;
 use crate::transport::{Reply, Request};
 use kedge_base::BLOCK_SIZE;
@@ -32,21 +38,25 @@ impl<O: Ops> Server<O> {
     pub(crate) fn copy_range(&self, request: &Request<'_>, args: &mut Args<'_>, reply: Reply, wide: bool) {
         let cloned = args.take::<CopyFileRangeIn>().and_then(|asked| {
             let len = if wide { asked.len } else { asked.len.min(REPLY_MAX) };
-            Ok((Ino(asked.nodeid_out), self.share(request, &CopyFileRangeIn { len, ..asked })?))
+            let size = self.share(request, &CopyFileRangeIn { len, ..asked })?;
+            Ok((Ino(asked.nodeid_out), asked.off_out, size))
         });
-        let (target, size) = match cloned {
+        let (target, from, size) = match cloned {
             Ok(cloned) => cloned,
             Err(e) => return reply.err(e.0),
         };
+        let jobs = self.settled.clone();
         self.ops.fsync_async(
             target,
             false,
-            Box::new(move |synced| {
-                let synced = synced.map_err(Errno::from);
-                match wide {
-                    true => reply.finish(synced.map(|()| CopyFileRange64Out { size })),
-                    false => reply
-                        .finish(synced.map(|()| WriteOut { size: size as u32, ..WriteOut::new_zeroed() })),
+            Box::new(move |synced| match synced.map_err(Errno::from) {
+                Ok(()) if wide => reply.finish(Ok::<_, Errno>(CopyFileRange64Out { size })),
+                Ok(()) => {
+                    reply.finish(Ok::<_, Errno>(WriteOut { size: size as u32, ..WriteOut::new_zeroed() }));
+                }
+                Err(e) => {
+                    let then = Then::Failed(e);
+                    settle::queue(&jobs, PageJob::Request(SettledJob { reply, ino: target, from, then }));
                 }
             }),
         );
@@ -76,8 +86,8 @@ impl<O: Ops> Server<O> {
             let applies = || !caller::is_capable(&request.header, Capability::Fsetid);
             self.drop_privilege(&to, &request.header, false, applies)?;
         }
-        match self.ops.clone_range(source, asked.off_in, target, asked.off_out, len) {
-            Ok(()) => Ok(len),
+        match self.ops.clone_most(source, asked.off_in, target, asked.off_out, len) {
+            Ok(cloned) => Ok(cloned),
             // Files that cannot share blocks can still be copied.
             Err(kedgefs::Error::Invalid(_) | kedgefs::Error::CrossTree | kedgefs::Error::NotSupported(_)) => {
                 Err(COPY)

@@ -156,8 +156,8 @@ impl Ops for OneTree {
         Ops::rename(&self.fs, self.inward(dir), name, self.inward(new_dir), new_name, mode)
     }
 
-    fn clone_range(&self, source: Ino, offset: u64, target: Ino, to: u64, len: u64) -> Result<()> {
-        Ops::clone_range(&self.fs, self.inward(source), offset, self.inward(target), to, len)
+    fn clone_most(&self, source: Ino, offset: u64, target: Ino, to: u64, len: u64) -> Result<u64> {
+        Ops::clone_most(&self.fs, self.inward(source), offset, self.inward(target), to, len)
     }
 
     fn readdir(&self, dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {

@@ -39,8 +39,9 @@ pub trait Ops: Send + Sync + 'static {
         Err(kedgefs::Error::NotSupported("atomic writes"))
     }
     fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
-    /// Makes a range of `target` share the blocks of a range of `source`.
-    fn clone_range(&self, _source: Ino, _offset: u64, _target: Ino, _to: u64, _len: u64) -> Result<()> {
+    /// Makes a range of `target` share the blocks of a range of `source`. Returns the number of
+    /// bytes, which are less than `len` if an error stops a clone that has begun.
+    fn clone_most(&self, _source: Ino, _offset: u64, _target: Ino, _to: u64, _len: u64) -> Result<u64> {
         Err(kedgefs::Error::NotSupported("files share no blocks"))
     }
     fn seek(&self, ino: Ino, offset: u64, kind: SeekKind) -> Result<u64>;
@@ -294,7 +295,7 @@ delegate! {
         rename(dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8], mode: RenameMode) -> Result<()>;
         write_with(ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize>;
         fallocate(ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
-        clone_range(source: Ino, offset: u64, target: Ino, to: u64, len: u64) -> Result<()>;
+        clone_most(source: Ino, offset: u64, target: Ino, to: u64, len: u64) -> Result<u64>;
         setxattr(ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()>;
     }
 }

@@ -49,7 +49,7 @@ use kedgefs::{FileFlags, Ino, SeekKind};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
@@ -84,6 +84,16 @@ pub(crate) enum Then {
     Commit(Taken),
     /// Replies to a commit or abort, for which the kernel must first drop pages.
     Ended(Ended),
+    /// Replies with an error. The request has changed the file, which the kernel expects only of a
+    /// success.
+    Failed(Errno),
+}
+
+/// Queues a job. If the threads have ended, the job is dropped, and its reply sends EIO.
+pub(crate) fn queue(jobs: &Sender<PageJob>, job: PageJob) {
+    if jobs.send(job).is_err() {
+        tracing::error!("no thread has dirty pages written");
+    }
 }
 
 /// The most threads for jobs. If all are busy, further jobs wait.
@@ -171,6 +181,11 @@ pub(crate) fn answer<O: Ops>(ops: &O, transport: &dyn Transport, job: SettledJob
         Then::Limit(call) => return call.answer(ops, reply),
         Then::Commit(taken) => return taken.commit().reply(transport, reply),
         Then::Ended(ended) => return ended.reply(transport, reply),
+        Then::Failed(errno) => {
+            // If the invalidation fails, too, the first error is the one to report.
+            let _logged = write_dirty_pages(transport, ino, from);
+            return reply.err(errno.0);
+        }
         then => then,
     };
     let bar = match &then {
@@ -197,7 +212,7 @@ pub(crate) fn answer<O: Ops>(ops: &O, transport: &dyn Transport, job: SettledJob
             reply.finish(set);
         }
         Then::Written(written) => reply.finish(Ok::<_, Errno>(written)),
-        Then::Tree(_) | Then::Limit(_) | Then::Commit(_) | Then::Ended(_) => {
+        Then::Tree(_) | Then::Limit(_) | Then::Commit(_) | Then::Ended(_) | Then::Failed(_) => {
             unreachable!("answered above")
         }
     }

@@ -8,19 +8,22 @@ mod memfs;
 use kedge_base::IoBuf;
 use kedge_fuse::abi::{self, InHeader, OutHeader, op};
 use kedge_fuse::failures::Failures;
+use kedge_fuse::settle::{self, PageJob};
 use kedge_fuse::transport::{Received, Reply, Request, RequestBuf, Transport};
 use kedge_fuse::{FuseOptions, Ops, Server};
-use kedgefs::{Ino, Owner};
+use kedgefs::{Ino, Owner, SetAttr};
 use memfs::MemFs;
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Records the replies that the kernel would get: unique, error, payload.
 #[derive(Default)]
 struct Wire {
     replies: Mutex<Vec<(u64, i32, Vec<u8>)>>,
+    notified: Mutex<Vec<(i32, Vec<u8>)>>,
 }
 
 impl Transport for Wire {
@@ -45,7 +48,8 @@ impl Transport for Wire {
         Ok(())
     }
 
-    fn notify(&self, _code: i32, _body: &[u8]) -> io::Result<()> {
+    fn notify(&self, code: i32, body: &[u8]) -> io::Result<()> {
+        self.notified.lock().push((code, body.to_vec()));
         Ok(())
     }
 }
@@ -53,6 +57,7 @@ impl Transport for Wire {
 struct Bench {
     wire: Arc<Wire>,
     server: Server<MemFs>,
+    jobs: Receiver<PageJob>,
     fs: MemFs,
     unique: u64,
     out: IoBuf,
@@ -65,14 +70,14 @@ impl Bench {
 
     fn of(fs: MemFs, options: FuseOptions) -> Bench {
         let wire = Arc::new(Wire::default());
-        let (server, _jobs) = Server::new(
+        let (server, jobs) = Server::new(
             Arc::new(fs.clone()),
             wire.clone(),
             options,
             serde_json::Value::Null,
             Box::new(|| {}),
         );
-        Bench { wire, server, fs, unique: 0, out: IoBuf::zeroed(256) }
+        Bench { wire, server, jobs, fs, unique: 0, out: IoBuf::zeroed(256) }
     }
 
     /// Sends a request. Returns the error and the payload of the reply, or `None` without a reply.
@@ -414,6 +419,32 @@ fn set_id_bits_are_cleared_before_a_size_is_set() {
     let reply = bench.send(op::SETATTR, ino.0, cut.as_bytes()).unwrap();
     assert_eq!(reply.0, -libc::ENOSPC);
     assert_eq!(bench.fs.getattr(ino).unwrap().mode & 0o7777, 0o777);
+}
+
+/// The kernel keeps size and pages of the target after an error, so they are invalidated first.
+#[test]
+fn a_copy_that_cannot_be_made_durable_has_its_pages_dropped() {
+    let fails = |done: kedge_fuse::Done| done(Err(kedgefs::Error::OverLimit));
+    let fs = MemFs { on_fsync: Some(Arc::new(fails)), ..MemFs::new() };
+    let [source, target] =
+        [b"source", b"target"].map(|name| fs.create(Ino::ROOT, name, 0o644, Owner::default()).unwrap().ino);
+    fs.setattr(source, &SetAttr { size: Some(1 << 20), ..SetAttr::default() }).unwrap();
+    for opcode in [op::COPY_FILE_RANGE, op::COPY_FILE_RANGE_64] {
+        let mut bench = Bench::of(fs.clone(), FuseOptions::default());
+        let asked = abi::CopyFileRangeIn {
+            nodeid_out: target.0,
+            off_out: 8192,
+            len: 1 << 20,
+            ..abi::CopyFileRangeIn::new_zeroed()
+        };
+        assert_eq!(bench.send(opcode, source.0, asked.as_bytes()), None, "the reply waits");
+        let Bench { wire, server, jobs, fs, .. } = bench;
+        drop(server);
+        settle::serve(Arc::new(fs), wire.clone(), jobs);
+        let body = abi::InvalInodeOut { ino: target.0, off: 8192, len: 0 };
+        assert_eq!(*wire.notified.lock(), [(abi::NOTIFY_INVAL_INODE, body.as_bytes().to_vec())]);
+        assert_eq!(*wire.replies.lock(), [(1, -libc::EDQUOT, Vec::new())]);
+    }
 }
 
 #[test]

@@ -385,7 +385,25 @@ impl FileSystem {
     ) -> Result<()> {
         let range = CloneRange { from: offset, to: target_offset, len };
         self.change(OpKind::clone, target, |fs, target| {
-            fs.files().clone_range(fs.numbers().inward(source), target, range)
+            fs.files().clone_range(fs.numbers().inward(source), target, range)?.1
+        })
+    }
+
+    /// Like [`FileSystem::clone_range`], but returns the number of bytes that are cloned, which
+    /// are less than asked for if an error stops a clone that has begun. Without any, returns the
+    /// error.
+    pub fn clone_most(
+        &self,
+        source: Ino,
+        offset: u64,
+        target: Ino,
+        target_offset: u64,
+        len: u64,
+    ) -> Result<u64> {
+        let range = CloneRange { from: offset, to: target_offset, len };
+        self.change(OpKind::clone, target, |fs, target| {
+            let (cloned, ended) = fs.files().clone_range(fs.numbers().inward(source), target, range)?;
+            if cloned == 0 { ended.map(|()| 0) } else { Ok(cloned) }
         })
     }
 

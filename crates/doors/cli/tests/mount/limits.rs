@@ -2,8 +2,8 @@
 
 use crate::common::{Place, kill, needs_fuse, not_root, until, until_dead, write_and_fsync};
 use std::fs::{self, File};
-use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 
@@ -100,6 +100,43 @@ fn a_directory_of_a_mount_is_limited() {
     place.run("limit --size none --files none mnt/box").ok();
     assert!(limit(&place, "mnt/box").is_null());
     File::create(mnt.join("box/one more")).unwrap();
+    place.unmount_and_check("disk.kedge");
+}
+
+/// A clone with more extents than one record holds, of which only the first record is within the
+/// limit. A program sees the size that the file has.
+#[test]
+fn a_copy_that_a_limit_stops_is_short() {
+    needs_fuse!();
+    const BLOCK: usize = 4096;
+    let place = Place::new();
+    place.run("mount --create 128M disk.kedge mnt").ok();
+    let mnt = place.path("mnt");
+    fs::create_dir(mnt.join("box")).unwrap();
+    place.run("limit --size 700K mnt/box").ok();
+    let source = File::create_new(mnt.join("source")).unwrap();
+    for block in (0..512).step_by(2) {
+        source.write_all_at(&[block as u8 + 1; BLOCK], (block * BLOCK) as u64).unwrap();
+    }
+    source.set_len(512 * BLOCK as u64).unwrap();
+    source.sync_all().unwrap();
+    let source = File::open(mnt.join("source")).unwrap();
+    let target =
+        File::options().read(true).write(true).create_new(true).open(mnt.join("box/target")).unwrap();
+    assert_eq!(target.metadata().unwrap().len(), 0);
+    let copied = rustix::fs::copy_file_range(&source, None, &target, None, 512 * BLOCK);
+    let shown = target.metadata().unwrap().len();
+    let mut bytes = Vec::new();
+    File::open(mnt.join("box/target")).unwrap().read_to_end(&mut bytes).unwrap();
+    drop((source, target));
+    place.run("umount mnt").ok();
+    place.run("mount disk.kedge mnt").ok();
+    assert_eq!(shown, fs::metadata(mnt.join("box/target")).unwrap().len());
+    let copied = copied.expect("a part of it");
+    assert!((1..512 * BLOCK).contains(&copied), "{copied} bytes");
+    assert_eq!((copied as u64, copied), (shown, bytes.len()));
+    assert!(bytes == fs::read(mnt.join("source")).unwrap()[..copied], "the part is the source's");
+    assert!(bytes == fs::read(mnt.join("box/target")).unwrap());
     place.unmount_and_check("disk.kedge");
 }
 

@@ -7,7 +7,7 @@ use crate::errno::Errno;
 use crate::ops::Ops;
 use crate::parking::Job;
 use crate::server::Server;
-use crate::settle::{PageJob, SettledJob};
+use crate::settle::{self, PageJob, SettledJob};
 use crate::transport::Reply;
 use kedgefs::Ino;
 
@@ -40,9 +40,6 @@ impl<O: Ops> Server<O> {
     }
 
     pub(super) fn page_job(&self, job: PageJob) {
-        // If the threads have ended, the job is dropped, and its reply sends EIO.
-        if self.settled.send(job).is_err() {
-            tracing::error!("no thread has dirty pages written");
-        }
+        settle::queue(&self.settled, job);
     }
 }

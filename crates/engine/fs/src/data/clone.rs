@@ -96,8 +96,14 @@ struct Locked<'a> {
 }
 
 impl Files {
-    /// Clones a range. If its length is 0, it extends to the end of the source.
-    pub(crate) fn clone_range(&self, source: Ino, target: Ino, range: CloneRange) -> Result<()> {
+    /// Clones a range. If its length is 0, it extends to the end of the source. Returns the number
+    /// of bytes that are cloned, with the error if these are not all.
+    pub(crate) fn clone_range(
+        &self,
+        source: Ino,
+        target: Ino,
+        range: CloneRange,
+    ) -> Result<(u64, Result<()>)> {
         let store = self.engine.store();
         if store.is_read_only() {
             return Err(kedge_base::Error::ReadOnly.into());
@@ -115,16 +121,19 @@ impl Files {
         let range = CloneRange { len, ..range };
         check(&source, &target, range)?;
         if len == 0 {
-            return Ok(());
+            return Ok((0, Ok(())));
         }
         self.take_out(&source)?;
         self.take_out(&target)?;
         store.allow_clones()?;
         let (mut done, blocks) = (0, len.div_ceil(BLOCK));
         while done < blocks {
-            done = self.clone_some(&source, &target, range, done)?;
+            match self.clone_some(&source, &target, range, done) {
+                Ok(upto) => done = upto,
+                Err(e) => return Ok((done * BLOCK, Err(e))),
+            }
         }
-        Ok(())
+        Ok((len, Ok(())))
     }
 
     /// Replaces the contents of `target` by those of `source`.
@@ -144,7 +153,7 @@ impl Files {
             return Ok(());
         }
         self.truncate(&to, 0)?;
-        self.clone_range(source, target, CloneRange { from: 0, to: 0, len: 0 })?;
+        self.clone_range(source, target, CloneRange { from: 0, to: 0, len: 0 })?.1?;
         let size = from.meta.lock().core.size;
         // The source ends with a hole, which the clone of its range did not add to the size.
         if to.meta.lock().core.size < size { self.truncate(&to, size) } else { Ok(()) }
