@@ -24,8 +24,9 @@
 //! # Ends
 //! On most mounts the kernel does not report the close of a file ([`crate::server`]). So an atomic
 //! write belongs to a thread, identified by its directory in /proc ([`crate::task`]). What an ended
-//! thread has staged is never committed, and the next START discards it. Writes of other threads
-//! are not staged.
+//! thread has staged is never committed. It is discarded by the next START, FORGET or STATFS, so
+//! that it does not hold the space of an unlinked file for long. Writes of other threads are not
+//! staged.
 //!
 //! # Bounds
 //! A mount has at most [`STAGINGS_MAX`] atomic writes at a time, each with at most
@@ -67,6 +68,11 @@ impl Staging {
         self.write.is_some()
             && (self.shown.ino.0, self.tid) == (header.nodeid, header.pid)
             && self.task.is_there()
+    }
+
+    /// Whether its thread has ended without a commit or abort.
+    fn is_left(&self) -> bool {
+        self.write.is_some() && !self.task.is_there()
     }
 }
 
@@ -172,7 +178,7 @@ impl Atomics {
         let mut stagings = self.stagings.lock();
         let is_gone = |staging: &Staging| {
             let again = (staging.shown.ino, staging.tid) == (ino, header.pid);
-            staging.write.is_some() && (again || !staging.task.is_there())
+            staging.write.is_some() && again || staging.is_left()
         };
         let gone: Vec<Staging> = stagings.extract_if(.., |staging| is_gone(staging)).collect();
         let is_full = stagings.len() >= STAGINGS_MAX;
@@ -185,6 +191,20 @@ impl Atomics {
         // Dropped without the lock: the last reference to an unlinked file may delete the file.
         drop(gone);
         if is_full { Err(Errno(libc::EBUSY)) } else { Ok(IoctlOut::new_zeroed()) }
+    }
+
+    /// Discards the atomic writes of ended threads. Each pins its file, so that an unlinked file
+    /// would keep its space.
+    pub(crate) fn forget_ended(&self) {
+        if !self.is_used() {
+            return;
+        }
+        let mut stagings = self.stagings.lock();
+        let left: Vec<Staging> = stagings.extract_if(.., |staging| staging.is_left()).collect();
+        self.count.store(stagings.len(), Ordering::Release);
+        drop(stagings);
+        // Dropped without the lock: the last reference to an unlinked file may delete the file.
+        drop(left);
     }
 
     /// Stages the bytes of a WRITE. Returns `None` if the caller has no atomic write of the file.

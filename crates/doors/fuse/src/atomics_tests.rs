@@ -1,5 +1,9 @@
 use super::*;
+use crate::abi::op;
+use crate::options::FuseOptions;
+use crate::server::Server;
 use crate::transport::{Received, Request, RequestBuf};
+use kedge_base::IoBuf;
 use kedgefs::{FileSystem, Owner};
 use zerocopy::FromBytes;
 
@@ -60,6 +64,37 @@ fn what_a_thread_left_is_never_committed() {
     atomics.start(&fs, &header(ino, own_tid())).expect("started");
     assert_eq!(atomics.stagings.lock().len(), 1, "a start discards those of ended threads");
     assert_eq!(fs.getattr(ino).expect("the file").size, 0);
+}
+
+/// An atomic write that its thread left pins an unlinked file until the next FORGET or STATFS.
+#[test]
+fn what_a_thread_left_holds_no_unlinked_file() {
+    for opcode in [op::FORGET, op::STATFS] {
+        let (fs, ino) = file();
+        let (server, _jobs) = Server::new(
+            Arc::new(fs.clone()),
+            Arc::new(Wire::default()),
+            FuseOptions::default(),
+            serde_json::Value::Null,
+            Box::new(|| ()),
+        );
+        let begin = || {
+            let its = header(ino, own_tid());
+            server.atomics.start(&fs, &its).expect("started");
+            its.pid
+        };
+        let left = std::thread::scope(|scope| scope.spawn(begin).join().expect("the thread"));
+        while Task::open(left).is_ok() {
+            std::thread::yield_now();
+        }
+        fs.unlink(Ino::ROOT, b"f").expect("unlinked");
+        assert!(fs.getattr(ino).is_ok(), "the atomic write pins it");
+        let body = abi::ForgetIn { nlookup: 0 };
+        let header = InHeader { opcode, unique: 1, ..header(Ino::ROOT, 0) };
+        let request = Request { header, body: body.as_bytes(), token: 0 };
+        server.handle(&request, &mut IoBuf::zeroed(1));
+        assert!(fs.getattr(ino).is_err(), "opcode {opcode}");
+    }
 }
 
 #[test]

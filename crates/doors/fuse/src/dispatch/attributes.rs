@@ -105,6 +105,7 @@ impl<O: Ops> Server<O> {
     }
 
     pub(super) fn statfs(&self, node: Ino) -> Answer<abi::StatfsOut> {
+        self.atomics.forget_ended();
         let st = self.ops.statfs_at(node)?;
         Ok(abi::StatfsOut {
             blocks: st.blocks,

@@ -20,6 +20,7 @@ impl<O: Ops> Server<O> {
         if request.header.opcode == op::FORGET {
             let forget: abi::ForgetIn = args.take()?;
             self.unpin(request.header.nodeid, forget.nlookup);
+            self.atomics.forget_ended();
             return Ok(());
         }
         let batch: abi::BatchForgetIn = args.take()?;
@@ -27,6 +28,7 @@ impl<O: Ops> Server<O> {
             let one: abi::ForgetOne = args.take()?;
             self.unpin(one.nodeid, one.nlookup);
         }
+        self.atomics.forget_ended();
         Ok(())
     }
 
