@@ -75,7 +75,8 @@ impl<O: Ops> Server<O> {
         let mode = FileKind::Regular.mode_bits() | (mode & PERMISSIONS);
         let attr = self.ops.tmpfile(Ino(request.header.nodeid), mode, owner)?;
         if let Some(kept) = &self.kept {
-            kept.pin(attr.ino).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::ENOMEM)))?;
+            let noted = kept.pin(attr.ino).inspect_err(|_| self.ops.unpin(attr.ino, 1));
+            noted.map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::ENOMEM)))?;
         }
         Ok(abi::CreateOut { entry: self.entry(&attr), open: self.new_open(attr.ino, asked.flags)? })
     }

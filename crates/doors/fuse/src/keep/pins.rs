@@ -87,6 +87,12 @@ impl Pins {
         Ok(())
     }
 
+    /// Uses up all slots.
+    #[cfg(test)]
+    pub(crate) fn fill(&mut self) {
+        (self.used, self.free) = (PINS as u32, Vec::new());
+    }
+
     pub(crate) fn release(&mut self, area: &Area, ino: Ino, by: u64) {
         let Some(known) = self.known.get_mut(&ino) else { return };
         known.1 = known.1.saturating_sub(by);

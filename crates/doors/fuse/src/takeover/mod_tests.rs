@@ -623,6 +623,18 @@ fn an_unlinked_file_that_is_open_survives() {
 }
 
 #[test]
+fn a_file_whose_pin_the_memory_cannot_hold_is_deleted() {
+    let mut world = World::new();
+    let kept = world.server.kept.clone().unwrap();
+    kept.pins.lock().fill();
+    let deletions = world.fs.deletions();
+    let body = named(abi::CreateIn { mode: 0o100_600, ..abi::CreateIn::new_zeroed() }.as_bytes(), &[""]);
+    world.send(5000, op::TMPFILE, Ino::ROOT.0, &body);
+    assert_eq!(world.last(), (-libc::ENOMEM, 0));
+    assert_eq!(world.fs.deletions(), deletions + 1);
+}
+
+#[test]
 fn bits_that_were_set_after_a_change_of_content_stay() {
     let mut world = World::new();
     let changes = [
