@@ -114,6 +114,13 @@ impl MountedSession {
         Ok(session)
     }
 
+    #[cfg(test)]
+    pub(crate) fn living(self, life: Life) -> MountedSession {
+        let mut session = self;
+        session.life = Some(life);
+        session
+    }
+
     /// Returns the object with which this server is replaced by another one. `None` without a
     /// keeper.
     pub fn handover(&self) -> Option<Arc<Handover>> {

@@ -411,7 +411,8 @@ fn requests_without_ids_make_no_inode_and_rights_are_capabilities() {
 #[test]
 fn set_id_bits_are_cleared_before_a_size_is_set() {
     use abi::fattr;
-    let fs = MemFs { sizes_fail: true, ..MemFs::new() };
+    let mut fs = MemFs::new();
+    fs.sizes_fail = true;
     let ino = fs.create(Ino::ROOT, b"f", 0o106_777, Owner::default()).unwrap().ino;
     let mut bench = Bench::of(fs, FuseOptions::default());
     let valid = fattr::SIZE | fattr::KILL_SUIDGID;
@@ -425,7 +426,8 @@ fn set_id_bits_are_cleared_before_a_size_is_set() {
 #[test]
 fn a_copy_that_cannot_be_made_durable_has_its_pages_dropped() {
     let fails = |done: kedge_fuse::Done| done(Err(kedgefs::Error::OverLimit));
-    let fs = MemFs { on_fsync: Some(Arc::new(fails)), ..MemFs::new() };
+    let mut fs = MemFs::new();
+    fs.on_fsync = Some(Arc::new(fails));
     let [source, target] =
         [b"source", b"target"].map(|name| fs.create(Ino::ROOT, name, 0o644, Owner::default()).unwrap().ino);
     fs.setattr(source, &SetAttr { size: Some(1 << 20), ..SetAttr::default() }).unwrap();

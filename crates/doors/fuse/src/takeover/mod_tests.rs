@@ -16,8 +16,10 @@ use crate::keep::area::Negotiated;
 use crate::keep::journal::{EntryHead, Mark};
 use crate::keep::steps::{break_rule, die_after, die_at};
 use crate::options::FuseOptions;
+use crate::session::MountedSession;
 use crate::settle::{self, PageJob};
 use crate::transport::{Received, RequestBuf, Transport};
+use crate::unmount::MountPoint;
 use kedge_base::{JoinHandle, spawn_named};
 use kedge_device::MemDevice;
 use kedgefs::{FileKind, FileSystem, FormatOptions, MountOptions, SetAttr};
@@ -79,7 +81,7 @@ pub(super) struct World {
 
 type Serving = (FileSystem, Server<FileSystem>, Arc<Wire>, Receiver<PageJob>);
 
-fn server(device: &Arc<MemDevice>, area: &OwnedFd) -> Serving {
+fn begin(device: &Arc<MemDevice>, area: &OwnedFd) -> (Life, FileSystem) {
     let life = Life::begin(Area::inherited(area.try_clone().unwrap()).unwrap());
     let clock = Arc::new(SystemClock::default());
     let options = MountOptions::default();
@@ -91,6 +93,11 @@ fn server(device: &Arc<MemDevice>, area: &OwnedFd) -> Serving {
         })
         .unwrap(),
     };
+    (life, fs)
+}
+
+fn server(device: &Arc<MemDevice>, area: &OwnedFd) -> Serving {
+    let (life, fs) = begin(device, area);
     let wire = Arc::new(Wire::default());
     let (server, jobs) =
         Server::new(Arc::new(fs.clone()), wire.clone(), FuseOptions::default(), Value::Null, Box::new(|| ()));
@@ -589,6 +596,53 @@ fn a_request_that_kills_three_servers_is_refused() {
     let mut bytes = vec![0; 56];
     world.fs.read_uncached(Ino(node), 0, &mut bytes).unwrap();
     assert_eq!((&bytes[..7], &bytes[50..]), (&b"goes on"[..], &b"served"[..]));
+}
+
+/// Whether servers that take over report that they serve: one that dies while it makes a change
+/// again, and one that does not.
+#[test]
+fn a_server_that_dies_while_it_makes_changes_again_has_not_served() {
+    let mut world = World::new();
+    let body = named(MkdirIn { mode: 0o700, umask: 0 }.as_bytes(), &["new"]);
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| ()));
+    die_at(Step::Marked, Box::new(|| ()));
+    let died = AssertUnwindSafe(|| world.send(1000, op::MKDIR, Ino::ROOT.0, &body));
+    assert!(catch_unwind(died).is_err(), "the change kills the first server");
+    world.end_thread();
+    let mut reported = Vec::new();
+    for dies in [true, true, false] {
+        if !dies {
+            die_at(Step::Never, Box::new(|| ()));
+        }
+        world.device = Arc::new(world.device.fork());
+        let (life, fs) = begin(&world.device, &world.area);
+        let mount = MountPoint {
+            image: "image".into(),
+            dir: "dir".into(),
+            device: None,
+            privileged: false,
+            source: "image".into(),
+            why_plain: None,
+        };
+        let session = MountedSession::new(Arc::new(Wire::default()), mount, FuseOptions::default());
+        let session = session.living(life);
+        let serves = Cell::new(false);
+        let live = || {
+            serves.set(true);
+            Ok(())
+        };
+        let closes = fs.clone();
+        let run = AssertUnwindSafe(|| session.resume_and_close(fs, live, move || closes.close()));
+        let ended = catch_unwind(run);
+        assert_eq!(ended.is_err(), dies);
+        reported.push(serves.get());
+        if let Ok(closed) = ended {
+            closed.unwrap().unwrap();
+        }
+    }
+    std::panic::set_hook(hook);
+    assert_eq!(reported, [false, false, true]);
 }
 
 /// Returns the content of an unlinked open file after two deaths.

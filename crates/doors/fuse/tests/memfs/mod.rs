@@ -301,7 +301,7 @@ impl Ops for MemFs {
         let now = self.clock.now();
         self.state.lock().setattrs.push(*set);
         if self.sizes_fail && set.size.is_some() {
-            return Err(Error::NoSpace);
+            return Err(kedge_base::Error::NoSpace.into());
         }
         self.change(ino, |node| {
             let time = |t| match t {
