@@ -170,7 +170,7 @@ fn a_change_that_kills_each_server_ends_the_mount() {
     let caller = spawn_named("caller", move || done.send(fs::create_dir(dir)).unwrap()).unwrap();
     let made = made.recv_timeout(LIMIT);
     if made.is_err() {
-        // The mkdir would wait for ever, and with it the end of this process.
+        // The mkdir would wait forever, and with it the end of this process.
         kill_process(keeper, Signal::KILL).unwrap();
     }
     caller.join().unwrap();

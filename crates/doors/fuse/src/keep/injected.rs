@@ -5,8 +5,8 @@
 //! rare kinds are tried as often as common ones. The lives in between must end for other reasons,
 //! because a request that kills three consecutive servers is refused. With
 //! `KEDGE_DEATHS=READ/Received,FILE`, the first server dies by a panic at this step of the first
-//! such request, and with `KEDGE_DEATHS=READ/Received*,FILE` each server dies so. Before its death a
-//! server appends a line to FILE.
+//! such request, and with `KEDGE_DEATHS=READ/Received*,FILE` each server dies so. Before its death
+//! a server appends a line to FILE.
 
 use super::step::Step;
 use crate::abi::{op, op_name};
