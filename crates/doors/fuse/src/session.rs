@@ -195,7 +195,7 @@ impl MountedSession {
     /// umount(2) returns, so that the image is closed by then, and otherwise after the last
     /// request.
     pub fn run_and_close<O: Ops, E: Send + 'static>(
-        mut self,
+        self,
         ops: O,
         close: impl FnOnce() -> Result<(), E> + Send + 'static,
     ) -> io::Result<Result<(), E>> {
@@ -206,7 +206,7 @@ impl MountedSession {
     /// that replaces another one calls it only when it has made the lost changes again. If that
     /// fails, or `live` does, returns the error and calls `close` not at all.
     pub fn resume_and_close<O: Ops, E: Send + 'static>(
-        self,
+        mut self,
         ops: O,
         live: impl FnOnce() -> io::Result<()>,
         close: impl FnOnce() -> Result<(), E> + Send + 'static,

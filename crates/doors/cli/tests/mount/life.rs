@@ -356,7 +356,7 @@ fn a_block_device_is_mounted_read_only_on_two_directories() {
 }
 
 /// Mounts a loop device with this command, and unmounts it with umount(2), several times. Each time
-/// the device must be free at once: whoever unmounts the file system below would find it in use.
+/// the device must be free at once, or the file system below it could not be unmounted yet.
 fn is_free_after_umount(mount: &str) {
     let place = Place::after("mkfs --size 32M disk.kedge");
     fs::create_dir(place.path("mnt")).unwrap();

@@ -129,7 +129,8 @@ impl Scramble {
         match ItemKind::from_u8(key.kind) {
             Some(ItemKind::Inode) => kept(InodeCore::decode(value).is_ok()),
             Some(ItemKind::Extent) => kept(ExtentItem::decode(value).is_ok()),
-            // A checksum would confirm a guess of the block, and determine up to four unknown bytes.
+            // A checksum would confirm a guess of the block, and determine up to four unknown
+            // bytes.
             Some(ItemKind::Sums) => match SumsItem::decode(value) {
                 Ok(item) => SumsItem(item.0.map(|sum| sum.min(1))).encode(),
                 Err(_) => nothing(),
