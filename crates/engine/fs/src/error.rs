@@ -62,8 +62,8 @@ pub enum Error {
     /// EFBIG: the range extends beyond the largest size of a file.
     #[error("file too large")]
     FileTooLarge,
-    /// EFBIG: an atomic write has more than this many bytes.
-    #[error("an atomic write has at most {0} bytes")]
+    /// EFBIG: an atomic write has more than this many bytes, or too many separate ranges.
+    #[error("an atomic write has at most {0} bytes, or fewer in many separate ranges")]
     AtomicTooLarge(u64),
     /// ELOOP: a path leads through more than 40 symbolic links.
     #[error("too many levels of symbolic links")]

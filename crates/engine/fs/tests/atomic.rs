@@ -192,6 +192,37 @@ fn more_than_the_bound_is_refused_and_the_bound_fits_each_log() {
     }
 }
 
+/// Any user who may write a file can stage this.
+#[test]
+fn many_small_ranges_are_refused_and_harm_nothing() {
+    for log in [MIB, 32 * MIB] {
+        let device = make(128 * MIB, log, false);
+        let fs = open(&device);
+        let ino = fs.create(Ino::ROOT, b"f", 0o644, OWNER).unwrap().ino;
+        let mut write = fs.atomic(ino).unwrap();
+        let pages = write.bytes_max() / BLOCK;
+        let mut shall = Vec::new();
+        let mut refused = 0;
+        // All ranges of a page touch neither each other nor those of the next page.
+        let len = BLOCK_SIZE / 30 - 1;
+        for at in (0..pages).flat_map(|page| (0..30).map(move |n| page * BLOCK + n * (len as u64 + 1))) {
+            match write.write_at(at, &vec![7; len]) {
+                Ok(()) => put(&mut shall, at as usize, &vec![7; len]),
+                Err(e) => {
+                    assert_eq!(e.errno(), kedge_base::errno::EFBIG, "{e}");
+                    refused += 1;
+                }
+            }
+        }
+        assert!(refused > 0);
+        write.commit().unwrap();
+        fs.create(Ino::ROOT, b"after", 0o644, OWNER).unwrap();
+        assert!(contents(&killed(&device), ino) == shall, "with a log of {log}");
+        fs.close().unwrap();
+        assert_clean(&device.fork());
+    }
+}
+
 #[test]
 fn a_full_image_or_limit_refuses_the_whole_and_changes_nothing() {
     let device = make(16 * MIB, MIB, false);

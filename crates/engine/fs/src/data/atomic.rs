@@ -44,15 +44,40 @@ use std::sync::Arc;
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// The most pages of one atomic write. Their bytes and edits fit into one log write.
 const PAGES_MAX: u64 = 224;
+/// The most bytes of all `Data` edits of one atomic write. The rest of a log write is for its
+/// headers, and for the record's other edits.
+const EDIT_BYTES_MAX: u64 = (kedge_format::logwrite::WRITE_BLOCKS_MAX as u64 - 4) * BLOCK;
 /// Log bytes for a page, its edit, and the promises for its resident pieces; rounded up.
 const LOG_BYTES_PER_PAGE: u64 = BLOCK + 1024;
 /// One atomic write may take one part in this many of the log.
 const LOG_SHARE: u64 = 4;
 
 const _: () = {
-    let edits = PAGES_MAX * (BLOCK + kedge_format::record::size::DATA);
-    assert!(edits + 4 * BLOCK <= kedge_format::logwrite::WRITE_BLOCKS_MAX as u64 * BLOCK);
+    assert!(edit_bytes(PAGES_MAX as usize, PAGES_MAX as usize * BLOCK_SIZE) <= EDIT_BYTES_MAX);
+    let page = Need::record(Class::Normal).data(1, BLOCK_SIZE).log_bytes;
+    assert!(page <= LOG_BYTES_PER_PAGE);
 };
+
+/// The length of `edits` `Data` edits with `bytes` bytes in all.
+const fn edit_bytes(edits: usize, bytes: usize) -> u64 {
+    edits as u64 * kedge_format::record::size::DATA + bytes as u64
+}
+
+/// The bounds of an atomic write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AtomicMax {
+    pub pages: u64,
+    /// Log bytes for the edits, and for the promises of their resident pieces. Whole pages reach
+    /// `pages` first; many separate ranges in a page reach this bound first.
+    pub log_bytes: u64,
+}
+
+impl AtomicMax {
+    fn allows(self, edits: usize, bytes: usize) -> bool {
+        edit_bytes(edits, bytes) <= EDIT_BYTES_MAX
+            && Need::record(Class::Normal).data(edits, bytes).log_bytes <= self.log_bytes
+    }
+}
 
 /// Staged bytes of a page, as half-open ranges that neither touch nor overlap.
 type Ranges = SmallVec<[(u16, u16); 1]>;
@@ -79,28 +104,44 @@ impl Staged {
         self.end
     }
 
-    /// Stages bytes. Fails, and stages nothing, if there would be more than `pages_max` pages.
-    pub(crate) fn write(&mut self, offset: u64, data: &[u8], pages_max: u64) -> Result<()> {
+    /// Stages bytes. Fails, and stages nothing, if the bounds of `max` would be exceeded.
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8], max: AtomicMax) -> Result<()> {
         if data.is_empty() {
             return Ok(());
         }
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= FILE_SIZE_MAX);
         let end = end.ok_or(Error::FileTooLarge)?;
         let pages = offset / BLOCK..end.div_ceil(BLOCK);
-        let room = pages_max.saturating_sub(self.pages.len() as u64);
+        let room = max.pages.saturating_sub(self.pages.len() as u64);
         let known = self.pages.range(pages.clone()).count() as u64;
+        let too_large = Err(Error::AtomicTooLarge(max.pages * BLOCK));
         if pages.end - pages.start - known > room {
-            return Err(Error::AtomicTooLarge(pages_max * BLOCK));
+            return too_large;
+        }
+        let part = |index: u64| {
+            let (from, to) = (offset.max(index * BLOCK), end.min((index + 1) * BLOCK));
+            (from, to, (from - index * BLOCK) as usize, (to - index * BLOCK) as usize)
+        };
+        // The record must fit into a log write, whatever the ranges are.
+        let (mut edits, mut bytes) = (self.edits(), self.bytes());
+        for index in pages.clone() {
+            let (_, _, lo, hi) = part(index);
+            let mut ranges = self.pages.get(&index).map_or_else(Ranges::new, |page| page.ranges.clone());
+            (edits, bytes) = (edits - ranges.len(), bytes - length(&ranges));
+            add(&mut ranges, lo as u16, hi as u16);
+            (edits, bytes) = (edits + ranges.len(), bytes + length(&ranges));
+        }
+        if !max.allows(edits, bytes) {
+            return too_large;
         }
         for index in pages {
-            let (from, to) = (offset.max(index * BLOCK), end.min((index + 1) * BLOCK));
-            let (lo, hi) = ((from - index * BLOCK) as usize, (to - index * BLOCK) as usize);
+            let (from, to, lo, hi) = part(index);
             let page = self
                 .pages
                 .entry(index)
                 .or_insert_with(|| StagedPage { data: Box::new([0; BLOCK_SIZE]), ranges: Ranges::new() });
             page.data[lo..hi].copy_from_slice(&data[(from - offset) as usize..(to - offset) as usize]);
-            page.add(lo as u16, hi as u16);
+            add(&mut page.ranges, lo as u16, hi as u16);
         }
         self.end = self.end.max(end);
         Ok(())
@@ -126,7 +167,7 @@ impl Staged {
     }
 
     fn bytes(&self) -> usize {
-        self.pages.values().flat_map(|page| &page.ranges).map(|(lo, hi)| usize::from(hi - lo)).sum()
+        self.pages.values().map(|page| length(&page.ranges)).sum()
     }
 
     /// The staged pages as runs of successive file blocks.
@@ -150,21 +191,26 @@ impl Staged {
 }
 
 impl StagedPage {
-    fn add(&mut self, mut lo: u16, mut hi: u16) {
-        self.ranges.retain(|(from, to)| {
-            let apart = *to < lo || hi < *from;
-            if !apart {
-                (lo, hi) = (lo.min(*from), hi.max(*to));
-            }
-            apart
-        });
-        let at = self.ranges.iter().position(|(from, _)| *from > lo).unwrap_or(self.ranges.len());
-        self.ranges.insert(at, (lo, hi));
-    }
-
     fn is_whole(&self) -> bool {
         self.ranges[..] == [(0, BLOCK_SIZE as u16)]
     }
+}
+
+/// Adds a range, and joins it with those that it touches.
+fn add(ranges: &mut Ranges, mut lo: u16, mut hi: u16) {
+    ranges.retain(|(from, to)| {
+        let apart = *to < lo || hi < *from;
+        if !apart {
+            (lo, hi) = (lo.min(*from), hi.max(*to));
+        }
+        apart
+    });
+    let at = ranges.iter().position(|(from, _)| *from > lo).unwrap_or(ranges.len());
+    ranges.insert(at, (lo, hi));
+}
+
+fn length(ranges: &Ranges) -> usize {
+    ranges.iter().map(|(lo, hi)| usize::from(hi - lo)).sum()
 }
 
 /// What a page gets, besides its bytes, when the record is committed.
@@ -184,11 +230,12 @@ struct Promises {
 }
 
 impl Files {
-    /// The most pages of an atomic write to this image, whose log may be small.
-    pub(crate) fn atomic_pages_max(&self) -> u64 {
+    /// The bounds of an atomic write to this image, whose log may be small.
+    pub(crate) fn atomic_max(&self) -> AtomicMax {
         let log = self.engine.store().geometry().log_bytes();
         let share = log.min(self.engine.options().log_use_max.unwrap_or(log)) / LOG_SHARE;
-        (share / LOG_BYTES_PER_PAGE).clamp(1, PAGES_MAX)
+        let pages = (share / LOG_BYTES_PER_PAGE).clamp(1, PAGES_MAX);
+        AtomicMax { pages, log_bytes: share.max(LOG_BYTES_PER_PAGE) }
     }
 
     /// Makes the staged bytes part of the file, durably and all together. After an error the file

@@ -2,6 +2,10 @@ use super::*;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
+const fn max(pages: u64) -> AtomicMax {
+    AtomicMax { pages, log_bytes: 1 << 20 }
+}
+
 /// Stages random ranges, and compares with an array and the set of its written bytes.
 #[test]
 fn what_is_staged_is_laid_over_byte_for_byte() {
@@ -13,7 +17,7 @@ fn what_is_staged_is_laid_over_byte_for_byte() {
             let from = random.random_range(0..SPAN);
             let len = random.random_range(0..=(SPAN - from).min(if n % 3 == 0 { SPAN } else { 700 }));
             let byte = random.random();
-            staged.write(from as u64, &vec![byte; len], 6).expect("six pages");
+            staged.write(from as u64, &vec![byte; len], max(6)).expect("six pages");
             shall[from..from + len].fill(Some(byte));
         }
         let written = shall.iter().filter(|byte| byte.is_some()).count();
@@ -34,14 +38,26 @@ fn what_is_staged_is_laid_over_byte_for_byte() {
 #[test]
 fn the_bound_counts_pages_and_a_refused_piece_leaves_nothing() {
     let mut staged = Staged::default();
-    staged.write(0, &[1; 2 * BLOCK_SIZE], 2).expect("two pages");
-    staged.write(BLOCK - 1, &[2; 2], 2).expect("the same pages");
-    let refused = staged.write(2 * BLOCK - 1, &[3; 2], 2).expect_err("a third page");
+    staged.write(0, &[1; 2 * BLOCK_SIZE], max(2)).expect("two pages");
+    staged.write(BLOCK - 1, &[2; 2], max(2)).expect("the same pages");
+    let refused = staged.write(2 * BLOCK - 1, &[3; 2], max(2)).expect_err("a third page");
     assert!(matches!(refused, Error::AtomicTooLarge(bytes) if bytes == 2 * BLOCK), "{refused}");
     assert_eq!((staged.end(), staged.bytes()), (2 * BLOCK, 2 * BLOCK_SIZE));
-    let beyond = staged.write(FILE_SIZE_MAX, &[4], 9).expect_err("beyond any file");
+    let beyond = staged.write(FILE_SIZE_MAX, &[4], max(9)).expect_err("beyond any file");
     assert!(matches!(beyond, Error::FileTooLarge), "{beyond}");
-    assert!(matches!(staged.write(u64::MAX, &[4], 9), Err(Error::FileTooLarge)));
+    assert!(matches!(staged.write(u64::MAX, &[4], max(9)), Err(Error::FileTooLarge)));
     let runs = staged.runs();
     assert!(matches!(&runs[..], [run] if *run == (0..2)), "{runs:?}");
+}
+
+#[test]
+fn the_bound_counts_each_range_of_a_page() {
+    let bound = AtomicMax { pages: 1, log_bytes: LOG_BYTES_PER_PAGE };
+    let mut staged = Staged::default();
+    let accepted = (0..BLOCK / 2).take_while(|n| staged.write(2 * n, &[1], bound).is_ok()).count();
+    assert!((2..10).contains(&accepted), "{accepted} ranges");
+    assert_eq!((staged.edits(), staged.bytes()), (accepted, accepted), "a refused range is not staged");
+    // Bytes that join the ranges need no edits of their own.
+    staged.write(0, &[2; BLOCK_SIZE], bound).expect("one whole page");
+    assert_eq!((staged.edits(), staged.bytes()), (1, BLOCK_SIZE));
 }

@@ -2,7 +2,7 @@
 
 use super::file::File;
 use crate::api::FileSystem;
-use crate::data::atomic::Staged;
+use crate::data::atomic::{AtomicMax, Staged};
 use crate::error::{Error, Result};
 use kedge_base::{BLOCK_SIZE, Ino};
 use kedge_format::FileKind;
@@ -13,7 +13,9 @@ use std::io;
 /// leaves all of them or none. Until then the bytes are in memory, and only this handle reads them.
 /// Dropping the handle discards them.
 ///
-/// [`AtomicWrite::bytes_max`] is the maximum of one atomic write, in whole pages of 4 KiB.
+/// [`AtomicWrite::bytes_max`] is the maximum of one atomic write, in whole pages of 4 KiB. Each
+/// range that touches no other written byte takes log space too, so many small ranges reach the
+/// maximum earlier.
 ///
 /// Two atomic writes may be open for one file. Each commit then changes only the bytes that it has
 /// written.
@@ -21,7 +23,7 @@ pub struct AtomicWrite {
     fs: FileSystem,
     ino: Ino,
     staged: Staged,
-    pages_max: u64,
+    max: AtomicMax,
 }
 
 impl fmt::Debug for AtomicWrite {
@@ -45,8 +47,8 @@ impl FileSystem {
             _ => return Err(Error::Invalid("not a regular file")),
         }
         self.pin(ino)?;
-        let pages_max = self.fs.files().atomic_pages_max();
-        Ok(AtomicWrite { fs: self.clone(), ino, staged: Staged::default(), pages_max })
+        let max = self.fs.files().atomic_max();
+        Ok(AtomicWrite { fs: self.clone(), ino, staged: Staged::default(), max })
     }
 }
 
@@ -62,16 +64,16 @@ impl AtomicWrite {
     /// The most bytes of one atomic write, if they fill whole pages: 896 KiB, or less if the log is
     /// small.
     pub fn bytes_max(&self) -> u64 {
-        self.pages_max * BLOCK_SIZE as u64
+        self.max.pages * BLOCK_SIZE as u64
     }
 
     /// Writes all bytes at `offset`, which may be beyond the end of the file.
     ///
     /// # Errors
-    /// EFBIG: there would be more than [`AtomicWrite::bytes_max`]. Nothing of this call is written
-    /// then; earlier writes stay.
+    /// EFBIG: there would be more than [`AtomicWrite::bytes_max`], or more separate ranges than one
+    /// record of the log can hold. Nothing of this call is written then; earlier writes stay.
     pub fn write_at(&mut self, offset: u64, data: &[u8]) -> Result<()> {
-        self.staged.write(offset, data, self.pages_max)
+        self.staged.write(offset, data, self.max)
     }
 
     /// Reads the file as it would be after a commit. Returns the number of bytes.
