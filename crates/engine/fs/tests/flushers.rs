@@ -234,3 +234,31 @@ fn a_panic_in_writeback_shuts_down_one_file_system() {
     wait_durable(&bad, "again");
     again.close().unwrap();
 }
+
+/// The overwrite is in no record: its time stamps came into the record of another change, which is
+/// durable, and a writeback in the background has written its bytes.
+#[test]
+fn an_overwrite_without_a_record_is_durable_after_the_interval() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let device = Fickle::new();
+    let fs = mount(&device);
+    put(&fs, "over").unwrap();
+    put(&fs, "other").unwrap();
+    let ino = fs.lookup(Ino::ROOT, b"over").unwrap().ino;
+    fs.sync().unwrap();
+    let new = vec![b'!'; content("over").len()];
+    fs.write(ino, 0, &new).unwrap();
+    fs.setattr(ino, &SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+    let other = fs.lookup(Ino::ROOT, b"other").unwrap().ino;
+    fs.write(other, 0, b"some").unwrap();
+    fs.fsync(other, false).unwrap();
+    fs.write_back(&[ino]).unwrap();
+    for _ in 0..100 {
+        if device.durable("over").as_ref() == Some(&new) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(30));
+    }
+    assert!(device.durable("over") == Some(new), "lost after 30 intervals");
+    fs.close().unwrap();
+}

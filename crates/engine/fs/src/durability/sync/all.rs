@@ -138,7 +138,12 @@ impl Syncer {
 
     fn commit_tick(&self) -> Result<()> {
         let store = self.engine.store();
-        if self.writeback.dirty_inodes() > 0 || store.head_lsn() > store.durable_lsn() {
+        // Data that a writeback has put in place of older data may be in no record and on no list:
+        // only a flush of the device makes it durable.
+        if self.writeback.dirty_inodes() > 0
+            || store.head_lsn() > store.durable_lsn()
+            || !store.data_flushed(store.data_write_seq())
+        {
             self.sync(ForceCause::CommitTimer)?;
         }
         Ok(())
