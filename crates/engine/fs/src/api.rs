@@ -13,6 +13,7 @@ use crate::names::directory::Make;
 use crate::policy::options::{FormatOptions, MountOptions};
 use crate::policy::switches::Switches;
 use crate::stats::OpKind;
+use crate::trees::Deletion;
 use crate::types::*;
 use kedge_base::broken::{self, Variant};
 use kedge_base::{Clock, Ino, Lsn};
@@ -271,8 +272,10 @@ impl FileSystem {
     /// Removes an empty directory. An empty tree is deleted, as by [`FileSystem::delete_tree`].
     pub fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<()> {
         if let Some(root) = self.tree_named(dir, name) {
-            let size = self.fs.names().getattr(root)?.size;
-            return if size == 0 { self.delete_tree(dir, name) } else { Err(Error::NotEmpty) };
+            if self.fs.names().getattr(root)?.size > 0 {
+                return Err(Error::NotEmpty);
+            }
+            return self.delete_tree_if(dir, name, Deletion::OnlyEmpty);
         }
         self.change(OpKind::rmdir, dir, |fs, dir| fs.names().rmdir(dir, name))
     }

@@ -68,6 +68,14 @@ pub(crate) enum Root {
     Committed { force: bool },
 }
 
+/// Which trees a deletion accepts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Deletion {
+    Any,
+    /// Only a tree whose root directory is empty, as rmdir(2) does.
+    OnlyEmpty,
+}
+
 /// The space of a tree, as of the last checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
@@ -141,11 +149,16 @@ impl Fs {
         self.inodes().get(source)?.attr()
     }
 
-    pub(crate) fn delete_tree(&self, dir: Ino, name: &[u8]) -> Result<()> {
+    /// Whether the tree is empty is checked while changes are stopped: until then other threads may
+    /// create names in it.
+    pub(crate) fn delete_tree(&self, dir: Ino, name: &[u8], accepted: Deletion) -> Result<()> {
         self.quietly(|| {
             let dir = self.numbers().inward(dir);
             self.check_changeable(dir)?;
             let root = self.names().tree_named(dir, name).ok_or(Error::NotFound)?;
+            if accepted == Deletion::OnlyEmpty && self.names().getattr(root)?.size > 0 {
+                return Err(Error::NotEmpty);
+            }
             let store = self.engine().store();
             if store.has_trees_below(root) {
                 return Err(Error::NotEmpty);

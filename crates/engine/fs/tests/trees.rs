@@ -3,12 +3,14 @@
 
 use crate::common::failing::Failing;
 use crate::common::images::{assert_clean, errno, names, open, put};
-use kedge_base::SystemClock;
+use crate::common::watched::{Watch, Watched};
+use kedge_base::{HANG, ManualClock, SystemClock, spawn_named};
 use kedge_device::{Device, MemDevice};
 use kedgefs::{
-    Attr, Error, FallocateMode, FileSystem, FormatOptions, Ino, Owner, RenameMode, SetAttr, WriteMode,
-    XattrMode,
+    Attr, Error, FallocateMode, FileSystem, FormatOptions, Ino, MountOptions, Owner, RenameMode, SetAttr,
+    WriteMode, XattrMode,
 };
+use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -38,6 +40,62 @@ fn free(fs: &FileSystem) -> u64 {
     fs.checkpoint().unwrap();
     fs.checkpoint().unwrap();
     fs.statfs().blocks_free
+}
+
+/// A device that holds writes on request.
+struct Held {
+    inner: MemDevice,
+    /// Whether writes wait, and the number of those that do.
+    state: Mutex<(bool, usize)>,
+    changed: Condvar,
+}
+
+impl Watch for Held {
+    fn device(&self) -> &dyn Device {
+        &self.inner
+    }
+
+    fn before_write(&self, _: bool) {
+        let mut state = self.state.lock();
+        state.1 += 1;
+        self.changed.notify_all();
+        while state.0 {
+            self.changed.wait(&mut state);
+        }
+        state.1 -= 1;
+    }
+}
+
+/// The removal first makes everything durable, while other threads continue to change the tree.
+#[test]
+fn rmdir_of_a_fork_that_is_filled_meanwhile_is_refused() {
+    let inner = make(64 * MIB).fork();
+    let device = Arc::new(Watched(Held { inner, state: Mutex::new((false, 0)), changed: Condvar::new() }));
+    let clock = Arc::new(ManualClock::default());
+    let fs = FileSystem::open(device.clone(), clock, MountOptions::default()).unwrap();
+    let fork = fs.fork(Ino::ROOT, Ino::ROOT, b"fork", false).unwrap().ino;
+    fs.create(Ino::ROOT, b"not durable", 0o644, OWNER).unwrap();
+    device.state.lock().0 = true;
+    let remover = {
+        let fs = fs.clone();
+        spawn_named("remover", move || fs.rmdir(Ino::ROOT, b"fork")).unwrap()
+    };
+    {
+        let mut state = device.state.lock();
+        while state.1 == 0 {
+            assert!(!device.changed.wait_for(&mut state, HANG).timed_out(), "the removal writes nothing");
+        }
+    }
+    let file = fs.create(fork, b"filled", 0o644, OWNER).unwrap().ino;
+    device.state.lock().0 = false;
+    device.changed.notify_all();
+    assert_eq!(errno(remover.join().unwrap()), kedge_base::errno::ENOTEMPTY);
+    assert_eq!(fs.lookup(fork, b"filled").unwrap().ino, file);
+    fs.unlink(fork, b"filled").unwrap();
+    fs.rmdir(Ino::ROOT, b"fork").unwrap();
+    assert!(matches!(fs.lookup(Ino::ROOT, b"fork"), Err(Error::NotFound)));
+    fs.close().unwrap();
+    assert_clean(&device.inner);
 }
 
 #[test]

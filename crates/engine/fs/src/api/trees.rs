@@ -3,7 +3,7 @@
 use super::FileSystem;
 use crate::error::Result;
 use crate::stats::OpKind;
-use crate::trees::{Root, TreeInfo, TreeSpace};
+use crate::trees::{Deletion, Root, TreeInfo, TreeSpace};
 use crate::types::Attr;
 use kedge_base::Ino;
 
@@ -34,7 +34,12 @@ impl FileSystem {
     /// ENOSPC: the host of the image is full; the name is gone, and durably so once the host has
     /// space.
     pub fn delete_tree(&self, dir: Ino, name: &[u8]) -> Result<()> {
-        let done = self.timed(OpKind::delete_tree, |fs| fs.delete_tree(dir, name));
+        self.delete_tree_if(dir, name, Deletion::Any)
+    }
+
+    /// Deletes a tree if it is one of the accepted.
+    pub(super) fn delete_tree_if(&self, dir: Ino, name: &[u8], accepted: Deletion) -> Result<()> {
+        let done = self.timed(OpKind::delete_tree, |fs| fs.delete_tree(dir, name, accepted));
         // Started even if the call fails: the tree may be gone nevertheless.
         self.fs.start_reclaim();
         done
