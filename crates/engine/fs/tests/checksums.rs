@@ -209,6 +209,44 @@ fn a_damaged_block_refuses_to_be_completed_and_takes_whole_blocks() {
     assert!(contents(&fs, ino)[BLOCK_SIZE..2 * BLOCK_SIZE] == new);
 }
 
+/// A punch or zero range first zeroes the part of its first block. If it then fails, no byte has
+/// changed: neither for readers, nor after a crash, nor after a later writeback of that block.
+#[test]
+fn a_failed_punch_or_zero_range_changes_no_byte() {
+    for mode in [FallocateMode::PunchHole, FallocateMode::ZeroRange { keep_size: true }] {
+        let device = make(64 * MIB);
+        let fs = open(&device);
+        let data = noise(&mut SmallRng::seed_from_u64(3), 4 * BLOCK_SIZE);
+        let ino = fs.create(Ino::ROOT, b"file", 0o644, OWNER).unwrap().ino;
+        fs.write(ino, 0, &data).unwrap();
+        fs.close().unwrap();
+        let at = blocks_of(&device, &data[2 * BLOCK_SIZE..3 * BLOCK_SIZE])[0];
+        let mut block = IoBuf::from_bytes(&data[2 * BLOCK_SIZE..3 * BLOCK_SIZE]);
+        block.as_mut_bytes()[4000] ^= 1;
+        device.write(at * BLOCK, &block, false).unwrap();
+
+        let fs = open(&device);
+        let mut shall = data[..2 * BLOCK_SIZE].to_vec();
+        let holds = |fs: &FileSystem, shall: &[u8], when: &str| {
+            let mut buf = vec![0xee; 2 * BLOCK_SIZE];
+            fs.read(ino, 0, &mut buf).unwrap();
+            assert!(buf == shall, "{mode:?}: {when}");
+        };
+        let refused = fs.fallocate(ino, mode, 100, 8192).unwrap_err();
+        assert_eq!(refused.errno(), kedge_base::errno::EIO, "{refused}");
+        holds(&fs, &shall, "after the error");
+        fs.fsync(ino, false).unwrap();
+        holds(&open(&Arc::new(device.fork())), &shall, "after a crash");
+        fs.write(ino, 50, b"!").unwrap();
+        shall[50] = b'!';
+        fs.fsync(ino, false).unwrap();
+        fs.checkpoint().unwrap();
+        holds(&open(&Arc::new(device.fork())), &shall, "after a writeback and a crash");
+        fs.close().unwrap();
+        holds(&open(&device), &shall, "after reopening");
+    }
+}
+
 /// The log has a part of a block whose other bytes are damaged. After recovery the damage is still
 /// detected: the block must not look whole because of the logged bytes.
 #[test]

@@ -71,7 +71,7 @@ pub(crate) struct Page {
 
 impl Backing {
     /// Whether one reserved block belongs to the page.
-    fn is_reserved(self) -> bool {
+    pub(crate) fn is_reserved(self) -> bool {
         matches!(self, Backing::Reserved | Backing::Moving)
     }
 }

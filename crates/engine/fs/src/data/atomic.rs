@@ -22,6 +22,7 @@
 //! The commit waits for the force even with `volatile`, since the first rule needs it.
 
 use super::Files;
+use super::truncate::Zeros;
 use super::write::place_of;
 use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
@@ -290,9 +291,10 @@ impl Files {
             meta.core
         };
         let mut record = RecordBuilder::new(RecordOp::LogData);
+        let mut zeros = Zeros::default();
         if staged.end > core.size {
             let behind = core.size.next_multiple_of(BLOCK).min(staged.end);
-            self.zero_range_of_block(inode, &mut record, core.size, behind)?;
+            self.zero_range_of_block(inode, &mut record, &mut zeros, (core.size, behind))?;
         }
         let mut held = Vec::new();
         for (index, _) in staged.pages.iter().filter(|(i, page)| !page.is_whole() && *i * BLOCK < core.size) {
@@ -332,10 +334,14 @@ impl Files {
         }
         let end = commit(&mut handle, record, &mut changes)?.end;
         drop(changes);
-        let delta = self.settle_atomic(inode, &mut pages, staged, plans, Promises { blocks, charge });
+        // The zeros come first: the staged bytes may be in the same block.
+        let mut delta = zeros.settle(&mut pages);
+        let staged_delta = self.settle_atomic(inode, &mut pages, staged, plans, Promises { blocks, charge });
+        delta.pages += staged_delta.pages;
+        delta.dirty += staged_delta.dirty;
         drop(pages);
         self.writeback.pages_written(delta);
-        drop((held, io, handle));
+        drop((held, zeros, io, handle));
         self.force_atomic(inode, end, wb)?;
         Ok(end)
     }
@@ -356,8 +362,10 @@ impl Files {
                 delta.pages += pages.insert_clean(plan.index, Page::zeroed()).pages;
                 self.writeback.page_added(inode.ino, plan.index);
             }
+            // The page at the old end may have got a block with its zeros.
+            let has_block = pages.get(plan.index).is_some_and(|page| page.backing.is_reserved());
             delta.dirty += pages.log_over(plan.index, &page.data, &page.ranges, plan.backing).dirty;
-            if let (true, Some(blocks)) = (plan.promised, &mut promises.blocks) {
+            if let (true, Some(blocks)) = (plan.promised && !has_block, &mut promises.blocks) {
                 pages.reserve(blocks.split(1));
             }
             if let (true, Some(charge)) = (plan.charged, &mut promises.charge) {

@@ -32,7 +32,7 @@
 
 use super::Files;
 use super::counting::Counting;
-use super::truncate::SETTLE_TRIES;
+use super::truncate::{SETTLE_TRIES, Zeros};
 use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::cache::pages::Which;
@@ -336,9 +336,10 @@ impl Files {
             sums::remove(store, &mut record, target.ino, (behind, u64::MAX), sums_max)?;
         }
         let size = target.meta.lock().core.size;
+        let mut zeros = Zeros::default();
         if named > size && to * BLOCK > size {
             let end = size.next_multiple_of(BLOCK).min(named);
-            self.zero_range_of_block(target, &mut record, size, end)?;
+            self.zero_range_of_block(target, &mut record, &mut zeros, (size, end))?;
         }
         let void = (replaced.0 * BLOCK, replaced.1.saturating_mul(BLOCK));
         if store.is_resident(target.ino, void.0, void.1 - void.0) {
@@ -362,6 +363,7 @@ impl Files {
         if let Some(charge) = &mut charge {
             charge.spent(charge.held_blocks(), 0);
         }
+        self.settle_zeros(target, &mut zeros);
         // The source's pages stay, but their blocks are shared now.
         source.pages.lock().share(from.0..from.1);
         self.forget_pages(target, replaced.0, replaced.1);

@@ -7,6 +7,13 @@
 //! extents as unwritten, in place. The next write goes to the same blocks, and may be there before
 //! the record is durable. A crash then shows that write beside older bytes, as after any overwrite.
 //!
+//! Punch, zero range and growth zero parts of blocks at the edges of their range. All blocks that
+//! they need are read, and all space is promised, before the record is committed, and the pages in
+//! memory change after it ([`super::truncate::Zeros`]). So an operation that fails leaves the bytes
+//! of this step as they are in the records: what readers see is what a crash would leave. Between
+//! the record and the change of the pages `io` keeps readers out, and `wb` writeback: a checkpoint
+//! that finds the range log-resident waits for `wb` before it writes the page in place.
+//!
 //! In a file with checksums older bytes beside a newer checksum would be an error. So in such a
 //! file zero range forces the log before anything can be written to the blocks.
 //!
@@ -19,7 +26,7 @@
 
 use super::Files;
 use super::taken::Taken;
-use super::truncate::{SETTLE_TRIES, Sizes, StepMax, in_steps};
+use super::truncate::{SETTLE_TRIES, Sizes, StepMax, Zeros, in_steps};
 use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::cache::pages::{Backing, Which};
@@ -131,11 +138,13 @@ impl Files {
         let mut record = RecordBuilder::new(RecordOp::Fallocate);
         let (set, upto, loaded) = self.load_step(inode.ino, from, to, max)?;
         let (mut counting, upto) = self.count_removal(inode.ino, &set, (from, upto), max.counts)?;
+        let mut zeros = Zeros::default();
         if let Some(head) = head {
-            self.zero_range_of_block(inode, &mut record, head, (from * BLOCK).min(end))?;
+            let part = (head, (from * BLOCK).min(end));
+            self.zero_range_of_block(inode, &mut record, &mut zeros, part)?;
         }
         if upto >= to && from <= to {
-            self.zero_range_of_block(inode, &mut record, to * BLOCK, end)?;
+            self.zero_range_of_block(inode, &mut record, &mut zeros, (to * BLOCK, end))?;
         }
         let void = (from * BLOCK, upto * BLOCK);
         let left = max.extents.saturating_sub(loaded);
@@ -150,6 +159,7 @@ impl Files {
             Sizes::default(),
             counting.as_mut(),
         )?;
+        self.settle_zeros(inode, &mut zeros);
         self.forget_pages(inode, from, upto);
         Ok((upto, end))
     }
@@ -205,17 +215,19 @@ impl Files {
         // Beyond the file's last block there are only holes and unwritten extents, so nothing to
         // zero.
         let behind = size.next_multiple_of(BLOCK);
+        let mut zeros = Zeros::default();
         if is_first {
-            self.zero_range_of_block(inode, &mut record, offset, (from * BLOCK).min(end).min(behind))?;
+            let part = (offset, (from * BLOCK).min(end).min(behind));
+            self.zero_range_of_block(inode, &mut record, &mut zeros, part)?;
         }
         let finished = upto >= to;
         if finished && from <= to {
-            self.zero_range_of_block(inode, &mut record, to * BLOCK, end.min(behind))?;
+            self.zero_range_of_block(inode, &mut record, &mut zeros, (to * BLOCK, end.min(behind)))?;
         }
         let new_size = (finished && !keep_size && end > size).then_some(end);
         if new_size.is_some() {
             // Only up to `offset`: the part of the last block in the range is zeroed already.
-            self.zero_range_of_block(inode, &mut record, size, behind.min(offset))?;
+            self.zero_range_of_block(inode, &mut record, &mut zeros, (size, behind.min(offset)))?;
         }
         let sizes = Sizes { named: new_size, shrinking: false };
         set.set_unwritten(from, upto);
@@ -229,6 +241,7 @@ impl Files {
             sizes,
             None,
         )?;
+        self.settle_zeros(inode, &mut zeros);
         self.forget_pages(inode, from, upto);
         if inode.has_sums() && from < upto {
             // `wb` is held, so nothing is written to the blocks before the record is durable.
@@ -290,8 +303,10 @@ impl Files {
             let finished = reached >= last;
             let size = inode.meta.lock().core.size;
             let grows = finished && !keep_size && end > size;
+            let mut zeros = Zeros::default();
             if grows {
-                self.zero_range_of_block(inode, &mut record, size, size.next_multiple_of(BLOCK).min(end))?;
+                let part = (size, size.next_multiple_of(BLOCK).min(end));
+                self.zero_range_of_block(inode, &mut record, &mut zeros, part)?;
             }
             set.emit(&mut record, inode.ino);
             for extent in &new.extents {
@@ -315,6 +330,7 @@ impl Files {
                 charge.spent(charge.held_blocks(), 0);
             }
             drop(changes);
+            self.settle_zeros(inode, &mut zeros);
             self.settle_preallocated(inode, at, reached);
             at = reached;
             if finished {

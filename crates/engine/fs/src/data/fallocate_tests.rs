@@ -85,3 +85,29 @@ fn nothing_remembers_an_orphan_that_is_gone() {
     assert!(door.fs.files().orphans().is_empty());
     assert_eq!(door.getattr(ino).unwrap().nlink, 1);
 }
+
+/// A growth zeroes the rest of the last block in its record. If there is no record, the page is not
+/// marked as logged: no writeback of log-resident data would ever find it.
+#[test]
+fn a_refused_growth_marks_no_page_as_logged() {
+    let door = fresh();
+    let dir = door.mkdir(Ino::ROOT, b"d", 0o755, Owner::default()).unwrap().ino;
+    let ino = door.create(dir, b"f", 0o644, Owner::default()).unwrap().ino;
+    door.write(ino, 0, &[7; 5000]).unwrap();
+    door.sync().unwrap();
+    let limit = crate::SetLimit { bytes: Some(Some(64 << 10)), ..crate::SetLimit::default() };
+    door.set_limit(dir, limit).unwrap();
+    let inode = door.fs.inodes().get(ino).unwrap();
+    let refused = door.fallocate(ino, FallocateMode::Allocate { keep_size: false }, 0, 1 << 20).unwrap_err();
+    assert!(matches!(refused, Error::OverLimit), "{refused}");
+    let mut write = door.atomic(ino).unwrap();
+    write.write_at(6000, &[8; 100_000]).unwrap();
+    let refused = write.commit().unwrap_err();
+    assert!(matches!(refused, Error::OverLimit), "{refused}");
+    let pages = inode.pages.lock();
+    assert_eq!((pages.logged_count(), pages.dirty_count(), pages.promised()), (0, 0, 0));
+    drop(pages);
+    door.fallocate(ino, FallocateMode::Allocate { keep_size: false }, 0, 20_000).unwrap();
+    assert_eq!(inode.pages.lock().logged_count(), 1);
+    door.close().unwrap();
+}

@@ -18,10 +18,11 @@
 
 use super::Files;
 use super::counting::Counting;
+use super::read::HeldPage;
 use super::write::promise_page;
 use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
-use crate::cache::pages::{Backing, Which};
+use crate::cache::pages::{Backing, Delta, Pages, Which};
 use crate::error::{Error, Result};
 use crate::extents::{self, ExtentSet, Removed};
 use crate::flags;
@@ -34,7 +35,8 @@ use kedge_base::{BLOCK_SIZE, Ino};
 use kedge_format::Key;
 use kedge_format::item::{FILE_SIZE_MAX, Orphan};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
-use kedge_store::{Class, Handle, Need};
+use kedge_store::{Class, DataReservation, Handle, Need};
+use smallvec::SmallVec;
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -98,6 +100,50 @@ pub(super) struct Sizes {
     pub shrinking: bool,
 }
 
+/// Parts of blocks that a record zeroes.
+///
+/// The pages in memory change only after the record is committed. Otherwise, after a failed step in
+/// between (a block that cannot be read, a full image, a limit), readers would find zeros that no
+/// record has, that no writeback has to write, and that are gone after the next mount. Until the
+/// commit `io` and `wb` keep other threads from the pages; each page is held in memory.
+#[derive(Default)]
+pub(super) struct Zeros<'a>(SmallVec<[Zero<'a>; 2]>);
+
+/// A part of one block that a record zeroes.
+struct Zero<'a> {
+    /// The file block.
+    index: u64,
+    /// First and last byte within the block, as a half-open range.
+    bytes: (usize, usize),
+    /// Whether the record has a `Zero` edit for the bytes.
+    is_recorded: bool,
+    /// A block for a page whose present block must not be overwritten.
+    promise: Option<DataReservation>,
+    _held: HeldPage<'a>,
+}
+
+impl Zeros<'_> {
+    /// Zeroes the bytes in memory, after the record is committed. Must be called once. The value
+    /// must be dropped without the page lock, since it holds pages.
+    pub(super) fn settle(&mut self, pages: &mut Pages) -> Delta {
+        let mut delta = Delta::default();
+        for zero in &mut self.0 {
+            if let Some(promise) = zero.promise.take() {
+                pages.move_later(zero.index, promise);
+            }
+            let page = pages.map.get_mut(&zero.index).expect("the page is held");
+            page.data[zero.bytes.0..zero.bytes.1].fill(0);
+            let dirty = page.dirty;
+            if zero.is_recorded {
+                delta.dirty += pages.set_logged(zero.index).dirty;
+                // Other bytes of the page may still be in no record.
+                delta.dirty += pages.mark_dirty(zero.index, dirty).dirty;
+            }
+        }
+        delta
+    }
+}
+
 impl Files {
     pub(crate) fn truncate(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
         if size > FILE_SIZE_MAX {
@@ -124,8 +170,10 @@ impl Files {
             core.size
         };
         let mut record = RecordBuilder::new(RecordOp::Truncate);
+        let mut zeros = Zeros::default();
         if size > old {
-            self.zero_range_of_block(inode, &mut record, old, old.next_multiple_of(BLOCK).min(size))?;
+            let behind = (old, old.next_multiple_of(BLOCK).min(size));
+            self.zero_range_of_block(inode, &mut record, &mut zeros, behind)?;
         }
         if size < old {
             inline::cut(self.engine.store(), &mut record, inode.ino, size)?;
@@ -144,6 +192,8 @@ impl Files {
             sizes,
             counting.as_mut(),
         )?;
+        self.settle_zeros(inode, &mut zeros);
+        drop(zeros);
         if size <= old {
             self.forget_behind(inode, size);
         }
@@ -331,37 +381,46 @@ impl Files {
         self.writeback.account(delta);
     }
 
-    /// Zeroes bytes `[from, to)` of one block: in memory, and with a `Zero` edit if the newest
-    /// durable copy is in place or in the log. The caller holds `io` exclusively and `wb`.
-    pub(super) fn zero_range_of_block(
+    /// Prepares to zero bytes `[from, to)` of one block: loads its page, promises it a block if it
+    /// must not be overwritten, and adds a `Zero` edit if the newest durable copy is in place or in
+    /// the log. The page changes in [`Zeros::settle`]. The caller holds `io` exclusively and `wb`
+    /// from here until then.
+    pub(super) fn zero_range_of_block<'a>(
         &self,
-        inode: &Arc<Inode>,
+        inode: &'a Arc<Inode>,
         record: &mut RecordBuilder,
-        from: u64,
-        to: u64,
+        zeros: &mut Zeros<'a>,
+        (from, to): (u64, u64),
     ) -> Result<()> {
         if from >= to {
             return Ok(());
         }
         let index = from / BLOCK;
-        let _held = self.load_page(inode, index)?;
-        self.promise_move(inode, index)?;
-        let mut pages = inode.pages.lock();
-        let page = pages.map.get_mut(&index).expect("just loaded");
-        page.data[(from - index * BLOCK) as usize..(to - index * BLOCK) as usize].fill(0);
-        if !matches!(page.backing, Backing::Written | Backing::Moving) && !page.logged {
-            return Ok(()); // no durable bytes need a `Zero` edit
+        let held = self.load_page(inode, index)?;
+        let (backing, logged) = {
+            let pages = inode.pages.lock();
+            let page = pages.get(index).expect("just loaded");
+            (page.backing, page.logged)
+        };
+        let promised = zeros.0.iter().any(|zero| zero.index == index && zero.promise.is_some());
+        let promise = match backing {
+            Backing::Shared if !promised => Some(self.engine.store().alloc().reserve_data(1)?),
+            _ => None,
+        };
+        let is_durable = matches!(backing, Backing::Written | Backing::Shared | Backing::Moving);
+        let is_recorded = is_durable || logged;
+        if is_recorded {
+            record.zero(inode.ino, from, to - from);
         }
-        record.zero(inode.ino, from, to - from);
-        let dirty = page.dirty;
-        let mut delta = pages.set_logged(index);
-        if dirty.is_some() {
-            // Other bytes of the page are still in no record.
-            delta.dirty += pages.mark_dirty(index, dirty).dirty;
-        }
-        drop(pages);
-        self.writeback.account(delta);
+        let bytes = ((from - index * BLOCK) as usize, (to - index * BLOCK) as usize);
+        zeros.0.push(Zero { index, bytes, is_recorded, promise, _held: held });
         Ok(())
+    }
+
+    /// [`Zeros::settle`] for a caller that does not hold the page lock.
+    pub(super) fn settle_zeros(&self, inode: &Inode, zeros: &mut Zeros<'_>) {
+        let delta = zeros.settle(&mut inode.pages.lock());
+        self.writeback.account(delta);
     }
 
     /// Makes one record that removes the extents of `set` in file blocks `range`, ends the log
