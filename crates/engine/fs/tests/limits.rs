@@ -448,3 +448,25 @@ fn counts_are_exact_whatever_happens() {
         assert_clean(&device);
     }
 }
+
+/// A write beyond the end first zeroes the rest of the last block, which makes its page dirty.
+#[test]
+fn a_refused_write_beyond_the_end_leaves_nothing_that_stays_dirty() {
+    let fs = open(&make());
+    let d = dir(&fs, Ino::ROOT, "d");
+    let ino = file(&fs, d, "f");
+    fs.write(ino, 0, &[1; 5000]).unwrap();
+    fs.sync().unwrap();
+    fs.set_limit(d, bytes(of_space(&fs, d))).unwrap();
+    let refused = fs.write(ino, MIB, b"x").unwrap_err();
+    assert!(matches!(refused, Error::OverLimit), "{refused}");
+    fs.sync().unwrap();
+    let stats: serde_json::Value = serde_json::from_str(&fs.stats_json()).unwrap();
+    assert_eq!(stats["cache"]["dirty_pages"], 0);
+    fs.close().unwrap();
+}
+
+/// The bytes that a directory and everything below it use.
+fn of_space(fs: &FileSystem, dir: Ino) -> u64 {
+    recount(fs, dir).0
+}

@@ -292,6 +292,8 @@ impl Files {
             return Ok(()); // no bytes of this block are on the device
         }
         let delta = pages.zero(index, (size % BLOCK) as usize, BLOCK_SIZE);
+        // The write itself may be refused: then nothing else lists the inode.
+        self.writeback.list_dirty(inode, &mut inode.meta.lock());
         drop(pages);
         self.writeback.account(delta);
         Ok(())
