@@ -15,6 +15,7 @@
 use crate::cache::inode::Inode;
 use crate::core::Fs;
 use crate::error::{Error, Result};
+use crate::flags;
 use crate::freeze::Reopen;
 use crate::gate::{Door, Phase};
 use crate::types::Attr;
@@ -156,6 +157,7 @@ impl Fs {
             let dir = self.numbers().inward(dir);
             self.check_changeable(dir)?;
             let root = self.names().tree_named(dir, name).ok_or(Error::NotFound)?;
+            self.check_removable(dir)?;
             if accepted == Deletion::OnlyEmpty && self.names().getattr(root)?.size > 0 {
                 return Err(Error::NotEmpty);
             }
@@ -177,11 +179,17 @@ impl Fs {
         }
     }
 
+    /// Fails if the flags of a directory protect its names.
+    fn check_removable(&self, dir: Ino) -> Result<()> {
+        flags::check_remove(&self.inodes().get_dir(dir)?.meta.lock().core)
+    }
+
     /// Returns the tree with this name if the tree `by` may replace it.
     fn replaceable(&self, dir: Ino, name: &[u8], by: Ino) -> Result<Ino> {
         self.check_changeable(dir)?;
         let store = self.engine().store();
         let old = self.names().tree_named(dir, name).ok_or(Error::NotFound)?;
+        self.check_removable(dir)?;
         if store.same_tree(old, by) {
             return Err(Error::Invalid("a tree cannot replace itself"));
         }
@@ -217,6 +225,7 @@ impl Fs {
             self.check_changeable(fork)?;
             let (_, above) = store.tree_of(fork)?.ok_or(Error::NotFound)?;
             self.check_changeable(above.dir)?;
+            self.check_removable(above.dir)?;
             if self.is_below(dir, fork)? {
                 return Err(Error::Invalid("a directory cannot move into itself"));
             }
@@ -339,6 +348,7 @@ impl Fs {
             if from == to {
                 return Ok(());
             }
+            self.check_removable(from.0)?;
             self.names().check_free(to.0, to.1)?;
             if self.is_below(to.0, root)? {
                 return Err(Error::Invalid("a directory cannot move into itself"));

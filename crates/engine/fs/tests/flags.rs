@@ -186,6 +186,32 @@ fn names_of_a_fixed_directory_stay() {
     }
 }
 
+/// The names of trees are in the directory too, though it has no entry for them.
+#[test]
+fn names_of_trees_in_a_fixed_directory_stay() {
+    let (_, _, fs) = fresh();
+    let dir = fs.mkdir(Ino::ROOT, b"d", 0o755, OWNER).unwrap().ino;
+    fs.fork(Ino::ROOT, dir, b"fork", false).unwrap();
+    let other = fs.fork(Ino::ROOT, Ino::ROOT, b"other", false).unwrap().ino;
+    let taking = || {
+        vec![
+            fs.delete_tree(dir, b"fork"),
+            fs.rename(dir, b"fork", Ino::ROOT, b"out", RenameMode::Replace),
+            fs.rename_tree(dir, b"fork", dir, b"moved"),
+            fs.roll_back(other, dir, b"fork").map(drop),
+            fs.commit_tree(other, dir, b"fork", true),
+        ]
+    };
+    for flags in [FileFlags::IMMUTABLE, FileFlags::APPEND] {
+        fs.set_flags(dir, flags).unwrap();
+        taking().into_iter().for_each(refused);
+        assert!(fs.lookup(dir, b"fork").is_ok());
+    }
+    fs.set_flags(dir, NONE).unwrap();
+    fs.rename_tree(dir, b"fork", dir, b"moved").unwrap();
+    fs.delete_tree(dir, b"moved").unwrap();
+}
+
 #[test]
 fn a_directory_hands_on_what_forbids_nothing() {
     let (_, _, fs) = fresh();

@@ -30,7 +30,8 @@ impl FileSystem {
     /// space is freed in the background. Calls with its inodes, open ones too, fail with ESTALE.
     ///
     /// # Errors
-    /// ENOENT: no tree has this name. ENOTEMPTY: the tree contains the name of another tree.
+    /// ENOENT: no tree has this name. ENOTEMPTY: the tree contains the name of another tree. EPERM:
+    /// `dir` is immutable or append-only.
     /// ENOSPC: the host of the image is full; the name is gone, and durably so once the host has
     /// space.
     pub fn delete_tree(&self, dir: Ino, name: &[u8]) -> Result<()> {
