@@ -243,3 +243,18 @@ fn a_smaller_cache_gives_memory_back_and_loses_nothing() {
     assert_eq!(cache("times_given_back"), 1);
     fs.close().unwrap();
 }
+
+/// A client of an NFS server may send any cookie.
+#[test]
+fn nothing_follows_the_largest_cookie() {
+    let (_, fs) = fresh(16 << 20);
+    fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap();
+    let mut names = 0;
+    fs.readdir(Ino::ROOT, u64::MAX, &mut |_| {
+        names += 1;
+        true
+    })
+    .unwrap();
+    assert_eq!(names, 0);
+    fs.close().unwrap();
+}

@@ -587,7 +587,7 @@ impl Names {
                 return Ok(());
             }
         }
-        let from = Key::new(dir.ino, ItemKind::Dentry, (cookie + 1).max(SLOT_ORDINALS));
+        let from = Key::new(dir.ino, ItemKind::Dentry, cookie.saturating_add(1).max(SLOT_ORDINALS));
         let to = Key::new(dir.ino, ItemKind::Dentry, u64::MAX);
         let store = self.engine.store();
         let mut trees = self.tree_slots(dir.ino, cookie);
