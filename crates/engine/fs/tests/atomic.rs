@@ -195,7 +195,7 @@ fn more_than_the_bound_is_refused_and_the_bound_fits_each_log() {
 /// Any user who may write a file can stage this.
 #[test]
 fn many_small_ranges_are_refused_and_harm_nothing() {
-    for log in [MIB, 32 * MIB] {
+    for log in [32 * MIB, MIB] {
         let device = make(128 * MIB, log, false);
         let fs = open(&device);
         let ino = fs.create(Ino::ROOT, b"f", 0o644, OWNER).unwrap().ino;
@@ -203,20 +203,21 @@ fn many_small_ranges_are_refused_and_harm_nothing() {
         let pages = write.bytes_max() / BLOCK;
         let mut shall = Vec::new();
         let mut refused = 0;
-        // All ranges of a page touch neither each other nor those of the next page.
-        let len = BLOCK_SIZE / 30 - 1;
-        for at in (0..pages).flat_map(|page| (0..30).map(move |n| page * BLOCK + n * (len as u64 + 1))) {
-            match write.write_at(at, &vec![7; len]) {
-                Ok(()) => put(&mut shall, at as usize, &vec![7; len]),
+        // One byte between two ranges of a page. The record would be longer than a log write.
+        for (page, n) in (0..pages).flat_map(|page| (0..30).map(move |n| (page, n))) {
+            let (at, end) = (n * 136, if n == 29 { BLOCK } else { n * 136 + 135 });
+            let data = vec![7; (end - at) as usize];
+            match write.write_at(page * BLOCK + at, &data) {
+                Ok(()) => put(&mut shall, (page * BLOCK + at) as usize, &data),
                 Err(e) => {
                     assert_eq!(e.errno(), kedge_base::errno::EFBIG, "{e}");
                     refused += 1;
                 }
             }
         }
-        assert!(refused > 0);
         write.commit().unwrap();
         fs.create(Ino::ROOT, b"after", 0o644, OWNER).unwrap();
+        assert!(refused > 0);
         assert!(contents(&killed(&device), ino) == shall, "with a log of {log}");
         fs.close().unwrap();
         assert_clean(&device.fork());

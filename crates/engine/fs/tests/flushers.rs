@@ -243,14 +243,12 @@ fn an_overwrite_without_a_record_is_durable_after_the_interval() {
     let device = Fickle::new();
     let fs = mount(&device);
     put(&fs, "over").unwrap();
-    put(&fs, "other").unwrap();
     let ino = fs.lookup(Ino::ROOT, b"over").unwrap().ino;
     fs.sync().unwrap();
     let new = vec![b'!'; content("over").len()];
     fs.write(ino, 0, &new).unwrap();
     fs.setattr(ino, &SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
-    let other = fs.lookup(Ino::ROOT, b"other").unwrap().ino;
-    fs.write(other, 0, b"some").unwrap();
+    let other = fs.create(Ino::ROOT, b"other", 0o644, Owner::default()).unwrap().ino;
     fs.fsync(other, false).unwrap();
     fs.write_back(&[ino]).unwrap();
     for _ in 0..100 {
