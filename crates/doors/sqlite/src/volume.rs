@@ -20,8 +20,8 @@ use std::time::Duration;
 /// thread that opens an image waits for a thread that closes it.
 static IMAGES: Mutex<BTreeMap<String, Arc<Volume>>> = Mutex::new(BTreeMap::new());
 
-/// The process that used [`IMAGES`] last; 0 before the first use. If another thread held the lock at
-/// a fork, no thread of the child would ever release the child's copy of it.
+/// The process that used [`IMAGES`] last; 0 before the first use. If another thread held the lock
+/// at a fork, no thread of the child would ever release the child's copy of it.
 static USER: AtomicU32 = AtomicU32::new(0);
 /// How long a child waits for the lock before it takes it for one that was copied.
 const FORKED_WAIT: Duration = Duration::from_secs(1);
