@@ -22,6 +22,7 @@
 //!    than the slots, and everything to which it points is durable before the copy is. It may be
 //!    older: its write needs no flush of its own.
 //! 2. A mount reads no copy. fsck uses one only if no slot is valid.
+//!
 //! A copy that is older than the last checkpoint may point to blocks that have been reused. The
 //! generations, tags and checksums of nodes reveal that.
 

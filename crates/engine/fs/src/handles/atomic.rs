@@ -14,7 +14,7 @@ use std::io;
 /// Dropping the handle discards them.
 ///
 /// [`AtomicWrite::bytes_max`] is the maximum of one atomic write, in whole pages of 4 KiB. Each
-/// range that touches no other written byte takes log space too, that many small ranges reach the
+/// range that touches no other written byte takes log space too, and many small ranges reach the
 /// maximum earlier.
 ///
 /// Two atomic writes may be open for one file. Each commit then changes only the bytes that it has
