@@ -120,10 +120,17 @@ impl Error {
         Error::Invalid(what.into())
     }
 
-    /// Returns whether a write failed because the file system that stores the image is full
-    /// (ENOSPC) or a quota there is used up (EDQUOT).
+    /// Returns whether a request failed because the file system that stores the image is full
+    /// (ENOSPC) or a quota there is used up (EDQUOT). A plain write may then be repeated. A flush
+    /// may fail in this way, too, and must not be repeated ([`Error::is_failed_flush`]).
     pub fn is_host_full(&self) -> bool {
         matches!(self, Error::Io { errno: errno::ENOSPC | errno::EDQUOT, .. })
+    }
+
+    /// Returns whether a flush failed. The operating system may report such a failure only once, so
+    /// the caller that gets the error shuts the mount down: the next flush may succeed falsely.
+    pub fn is_failed_flush(&self) -> bool {
+        matches!(self, Error::Io { op: "flush", .. })
     }
 
     /// Returns the number that a system call would report for this error.

@@ -27,6 +27,8 @@
 //! 3. The device is flushed between the zeros and the first log write over them. Otherwise a crash
 //!    could put zeros from a cache over a log write with FUA. The same flush makes the host's
 //!    allocation durable.
+//!    If that flush fails, the log shuts down, whatever the error: the device may have dropped file
+//!    data that completed before, and its next flush, which a record would rely on, may succeed.
 //! 4. The position of the first hole is not recorded: opening the log asks the device for it. If a
 //!    crash of the host turned unflushed zeros back into a hole, no log write had used them.
 //!

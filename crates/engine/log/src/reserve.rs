@@ -7,7 +7,7 @@
 use crate::queue::RECORD_OVERHEAD;
 use crate::room::ReserveClass;
 use crate::shared::{Log, Shared};
-use crate::state::{Lacks, State};
+use crate::state::{Lacks, State, after_shutdown};
 use crate::wait::{Parker, Signal, Wake};
 use kedge_base::lock::{MutexGuard, Rank, assert_may_wait};
 use kedge_base::{Error, Result};
@@ -73,7 +73,8 @@ impl Drop for Reservation {
 
 impl Shared {
     /// Waits until the ring is backed for a reservation of `charge` bytes. Returns the locked
-    /// state, or an error if the log is shut down or the host is full.
+    /// state, or an error if the log is shut down or the host is full. A failed flush shuts the log
+    /// down.
     fn lock_backed(&self, charge: u64, class: ReserveClass) -> Result<MutexGuard<'_, State>> {
         let mut state = self.state.lock();
         loop {
@@ -91,7 +92,15 @@ impl Shared {
             let ended = state.backing.end(next);
             state.note_flags();
             self.backed.notify_all();
-            ended?;
+            let Err(error) = ended else { continue };
+            if error.is_failed_flush() {
+                tracing::error!(%error, "flush ahead of the log failed, the log shuts down");
+                let mut wake = Wake::default();
+                self.latch(&mut state, &error, &after_shutdown(&error), &mut wake);
+                drop(state);
+                wake.fire(&self.writers);
+            }
+            return Err(error);
         }
     }
 }

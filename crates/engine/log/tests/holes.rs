@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Found, Host, MemDevice, RING_START, Setup};
-use kedge_base::{BLOCK_SIZE, Epoch, Lsn};
+use kedge_base::{BLOCK_SIZE, Epoch, Lsn, errno};
 use kedge_log::{ForceCause, Log, ReserveClass};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -150,5 +150,44 @@ fn one_thread_at_a_time_writes_ahead_of_the_log() {
         let (_, found) = s.scan(s.device.image(), Lsn(0)).unwrap();
         assert!(found == appended, "{} of {} records", found.len(), appended.len());
         assert!(appended.len() > 300);
+    }
+}
+
+/// A device whose next flush fails and drops file data would complete the flush before the next log
+/// write, whose record refers to that data. A failed write of zeros affects nothing else.
+#[test]
+fn a_failed_flush_ahead_of_the_log_shuts_the_log_down() {
+    for errno in [errno::EIO, errno::ENOSPC] {
+        for is_flush in [true, false] {
+            let blocks = RING + RING_START as usize;
+            let s = Setup::new(MemDevice::new(blocks, 1));
+            let mut backed = vec![true; blocks];
+            backed[RING_START as usize + 64..].fill(false);
+            s.device.put_on(Host { backed, room: if is_flush { blocks } else { 0 } });
+            let log = s.open(Lsn(0), Lsn(0));
+            if is_flush {
+                s.device.fail_flush(errno);
+            }
+            let reserve = || log.try_reserve(60_000, ReserveClass::Normal);
+            let mut held = Vec::new();
+            let error = loop {
+                match reserve() {
+                    Ok(granted) => held.push(granted.expect("the log has space")),
+                    Err(error) => break error,
+                }
+            };
+            assert_eq!(
+                (error.errno(), error.is_failed_flush()),
+                if is_flush { (errno, true) } else { (28, false) }
+            );
+            assert_eq!(log.shutdown_reason().is_some(), is_flush, "{error}");
+            if is_flush {
+                assert_eq!(reserve().map(drop).unwrap_err().errno(), errno::EIO);
+                let mut reservation = held.pop().unwrap();
+                let at = log.append(&mut reservation, &[1; 100]);
+                assert!(log.force(at.end, ForceCause::Sync).is_err());
+                assert_eq!(s.device.flushes(), 1, "nothing is flushed again");
+            }
+        }
     }
 }

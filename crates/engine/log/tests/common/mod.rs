@@ -24,6 +24,7 @@ struct Inner {
     flushes: u64,
     in_flight_max: usize,
     fail_at: Option<u64>,
+    fail_flush: Option<i32>,
     crash_at: Option<u64>,
     held: Option<u64>,
     frozen: bool,
@@ -87,6 +88,7 @@ impl MemDevice {
             flushes: 0,
             in_flight_max: 0,
             fail_at: None,
+            fail_flush: None,
             crash_at: None,
             held: None,
             frozen: false,
@@ -116,6 +118,12 @@ impl MemDevice {
     pub fn fail_write(&self, n: u64) {
         let mut inner = self.inner.lock();
         inner.fail_at = Some(inner.writes + n);
+    }
+
+    /// Makes the next flush fail with `errno`. As in Linux, the failed flush drops what it should
+    /// have made durable, and the flush after it succeeds.
+    pub fn fail_flush(&self, errno: i32) {
+        self.inner.lock().fail_flush = Some(errno);
     }
 
     /// Cuts the power during the `n`-th write from now on.
@@ -271,6 +279,10 @@ impl Device for MemDevice {
         inner.flushes += 1;
         if inner.frozen {
             return Err(eio("flush", 0, 0));
+        }
+        if let Some(errno) = inner.fail_flush.take() {
+            inner.pending.clear();
+            return Err(Error::Io { op: "flush", offset: 0, len: 0, errno });
         }
         inner.apply_pending();
         Ok(())
