@@ -231,6 +231,14 @@ impl Store {
         self.checkpoint.hurry.call();
     }
 
+    /// Shuts the store down if `e` is the error of a flush. A flush that was meant for something
+    /// else covers file data, too, and the next one may succeed although that data was dropped.
+    pub(crate) fn end_if_not_flushed(&self, e: &Error) {
+        if e.is_failed_flush() {
+            self.shutdown(e);
+        }
+    }
+
     pub fn check_alive(&self) -> Result<()> {
         match self.log.shutdown_reason() {
             // The store never recovers, so the error must not look like a full device, after which

@@ -5,7 +5,7 @@ use super::cause::CheckpointCause;
 use super::control::{Retry, Unwritten};
 use super::cut::Cut;
 use super::pace::Pace;
-use super::write::write_checkpoint;
+use super::write::{make_valid, write_blocks};
 use crate::slots::refresh_copies;
 use crate::store::Store;
 use kedge_base::atomic::Ordering;
@@ -50,7 +50,7 @@ impl Store {
         let (nodes, bytes) = loop {
             pace.expect((cut.nodes() * NODE_SIZE) as u64);
             let wrote = |bytes| pace.wrote(bytes);
-            match write_checkpoint(&*self.device, cut.alloc.geometry(), &cut, state, &wrote) {
+            match write_blocks(&*self.device, cut.alloc.geometry(), &cut, &wrote) {
                 Err(e) => match self.on_host_full(cause, &e, &mut retry) {
                     HostFull::TryAgain => {}
                     HostFull::Deferred => {
@@ -62,6 +62,12 @@ impl Store {
                 Ok(written) => break written,
             }
         };
+        // Not repeated even if the host is full. The store shuts down, so the error must not look
+        // like a full host, after which a caller would retry.
+        make_valid(&*self.device, cut.alloc.geometry(), &cut, state).map_err(|e| match e.is_host_full() {
+            true => Error::Shutdown(e.to_string().into()),
+            false => e,
+        })?;
         let sb = Superblock { geometry: cut.alloc.geometry().clone(), checkpoint: state };
         // After the last checkpoint of a mount no flush would make the copies durable, so they are
         // written durably.
@@ -83,8 +89,9 @@ impl Store {
     /// a pause.
     ///
     /// Nothing is lost yet: the log is whole, and no superblock that a mount needs names what was
-    /// written. The retry writes the same blocks to the same addresses, so for a crash this is one
-    /// checkpoint that takes long. The alternative is an immediate shutdown. It would end a mount
+    /// written. Only plain writes of nodes and bitmaps have failed; after a failed flush or slot
+    /// nothing is retried ([`make_valid`]). The retry writes the same blocks to the same addresses,
+    /// so for a crash this is one checkpoint that takes long. The alternative is an immediate shutdown. It would end a mount
     /// that still serves reads, that can write where the host has blocks, and that recovers when
     /// the host has space. While a thread waits for log space or for this checkpoint, each retry
     /// counts against `retry`, because an error is better than a hang. The caller of a requested

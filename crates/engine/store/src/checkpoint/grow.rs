@@ -26,7 +26,8 @@ impl Store {
     /// Grows the image to `bytes`, or to a little less: see
     /// [`kedge_format::superblock::Geometry::grown`]. Returns its size in bytes. Operations
     /// continue meanwhile. After an error the image has its old size, unless the host of the image
-    /// became full in the last step: the next checkpoint then completes the growth.
+    /// became full in the last step: the next checkpoint then completes the growth. If a
+    /// flush fails, the store shuts down.
     pub fn grow(&self, bytes: u64) -> Result<u64> {
         if self.read_only {
             return Err(Error::ReadOnly);
@@ -41,7 +42,7 @@ impl Store {
         if new.total_blocks == old.total_blocks {
             return Ok(old.total_blocks * BLOCK);
         }
-        self.device.grow(new.total_blocks * BLOCK)?;
+        self.device.grow(new.total_blocks * BLOCK).inspect_err(|e| self.end_if_not_flushed(e))?;
         let maps = new.moved_maps();
         if maps != old.moved_maps() && maps.start < maps.end {
             let blocks = maps.end - maps.start;

@@ -6,7 +6,7 @@ use crate::slots::read_superblock;
 use crate::test_images::formatted;
 use crate::{Class, Need, OpenOptions, Store};
 use kedge_base::lock::{Mutex, Rank};
-use kedge_base::{BLOCK_SIZE, BlockNo, Clock, Error, Ino, IoBuf, Lsn, ManualClock, Result};
+use kedge_base::{BLOCK_SIZE, BlockNo, Clock, Error, Ino, IoBuf, Lsn, ManualClock, Result, errno};
 use kedge_device::{Device, Op};
 use kedge_format::node::NODE_BLOCKS;
 use kedge_format::superblock::{CheckpointState, Losses, SLOTS};
@@ -161,20 +161,40 @@ fn a_checkpoint_that_panics_shuts_the_store_down_with_its_words() {
 /// An image on a host that, while `full` is set, has space only for the log and the superblock.
 /// `shows_holes`: whether the device reports the holes of the image, so that the lack can be
 /// detected before a write.
+/// `fails_once`: a request that the host, although it has space for plain writes, fails once.
 struct OnHost {
     inner: Arc<dyn Device>,
+    fails_once: Mutex<Option<Fails>>,
     log: std::ops::Range<u64>,
     full: AtomicBool,
     shows_holes: AtomicBool,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fails {
+    Flush,
+    Slot,
+    Grow,
+    Cut,
+}
+
 impl OnHost {
+    /// Fails a request of this kind with `errno` if it is the one to fail.
+    fn once(&self, kind: Fails, op: &'static str, errno: i32) -> Result<()> {
+        let mut fails = self.fails_once.lock();
+        if *fails != Some(kind) {
+            return Ok(());
+        }
+        *fails = None;
+        Err(Error::Io { op, offset: 0, len: 0, errno })
+    }
+
     fn check(&self, offset: u64) -> Result<()> {
         let slot = SLOTS.iter().any(|slot| slot.byte_offset() == offset);
         if slot || self.log.contains(&offset) || !self.full.load(Ordering::SeqCst) {
             return Ok(());
         }
-        Err(Error::Io { op: "write", offset, len: BLOCK_SIZE as u64, errno: kedge_base::errno::ENOSPC })
+        Err(Error::Io { op: "write", offset, len: BLOCK_SIZE as u64, errno: errno::ENOSPC })
     }
 }
 
@@ -204,11 +224,25 @@ impl Device for OnHost {
 
     fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
         self.check(offset)?;
+        if SLOTS.iter().any(|slot| slot.byte_offset() == offset) {
+            self.once(Fails::Slot, "write", errno::EDQUOT)?;
+        }
         self.inner.write(offset, buf, fua)
     }
 
     fn flush(&self) -> Result<()> {
+        self.once(Fails::Flush, "flush", errno::ENOSPC)?;
         self.inner.flush()
+    }
+
+    fn grow(&self, size: u64) -> Result<()> {
+        self.once(Fails::Grow, "flush", errno::EIO)?;
+        self.inner.grow(size)
+    }
+
+    fn cut(&self, size: u64) -> Result<()> {
+        self.once(Fails::Cut, "flush", errno::EIO)?;
+        self.inner.cut(size)
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
@@ -244,7 +278,8 @@ fn on_host(tries: u32) -> (Arc<OnHost>, Arc<Store>) {
     let log = geometry.log_start.byte_offset();
     let log = log..log + geometry.log_blocks * BLOCK_SIZE as u64;
     let (full, shows_holes) = Default::default();
-    let device = Arc::new(OnHost { inner, log, full, shows_holes });
+    let fails_once = Mutex::new(Rank::Leaf, None);
+    let device = Arc::new(OnHost { inner, fails_once, log, full, shows_holes });
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
     let store = Store::open(device.clone(), clock, &OpenOptions::default()).unwrap();
     let rest = Duration::from_millis(1);
@@ -328,6 +363,61 @@ fn a_fork_without_space_on_the_host_is_not_made_or_completed_later() {
         let device: Arc<dyn Device> = device;
         let store = reopened(&device);
         assert_eq!(store.tree_named(Ino::ROOT, b"fork"), fork);
+        store.close().unwrap();
+    }
+}
+
+/// A full host is waited for if a plain write has failed. A flush, and a slot, which is flushed with
+/// its write, may have lost what was written before, so they are not repeated.
+#[test]
+fn a_flush_or_a_slot_that_finds_no_space_on_the_host_shuts_down() {
+    for fails in [Fails::Flush, Fails::Slot] {
+        for cause in [CheckpointCause::NodeSpace, CheckpointCause::Request, CheckpointCause::Unmount] {
+            let (device, store) = on_host(3);
+            put(&store, 1);
+            store.force(Lsn(u64::MAX), ForceCause::Sync).unwrap();
+            let before = read_superblock(&*device).unwrap().0.checkpoint;
+            store.note_losses(2);
+            *device.fails_once.lock() = Some(fails);
+            let result = match cause {
+                CheckpointCause::Unmount => store.close(),
+                cause => store.checkpoint(cause),
+            };
+            let place = format!("{fails:?}, {cause:?}: {result:?}");
+            assert!(result.is_err_and(|e| !e.is_host_full()), "{place}");
+            assert!(store.check_alive().is_err() && store.log.shutdown_reason().is_some(), "{place}");
+            assert_eq!(read_superblock(&*device).unwrap().0.checkpoint, before, "{place}");
+            drop(store);
+            let device: Arc<dyn Device> = device;
+            let store = reopened(&device);
+            assert!(store.get(key(1)).unwrap().is_some(), "{place}");
+            store.close().unwrap();
+        }
+    }
+}
+
+/// The flush that makes a new size of the device durable covers file data, too.
+#[test]
+fn a_flush_that_fails_while_the_device_is_resized_shuts_down() {
+    for fails in [Fails::Grow, Fails::Cut] {
+        let (device, store) = on_host(3);
+        put(&store, 1);
+        store.force(Lsn(u64::MAX), ForceCause::Sync).unwrap();
+        *device.fails_once.lock() = Some(fails);
+        let failed = match fails {
+            Fails::Grow => store.grow(64 << 20).map(drop),
+            _ => {
+                let mut shrinking = store.begin_shrink(24 << 20).unwrap();
+                shrinking.move_nodes().unwrap();
+                shrinking.finish().map(drop)
+            }
+        };
+        assert!(failed.is_err_and(|e| e.is_failed_flush()), "{fails:?}");
+        assert!(store.check_alive().is_err(), "{fails:?}");
+        drop(store);
+        let device: Arc<dyn Device> = device;
+        let store = reopened(&device);
+        assert!(store.get(key(1)).unwrap().is_some());
         store.close().unwrap();
     }
 }

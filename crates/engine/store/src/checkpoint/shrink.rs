@@ -125,6 +125,7 @@ impl Shrinking<'_> {
     ///
     /// After an error the image has its old size, unless its host became full in the last step: the
     /// next checkpoint then completes the shrink, and the device keeps its size.
+    /// If a flush fails, the store shuts down.
     pub fn finish(&mut self) -> Result<bool> {
         let store = self.store;
         let old = store.alloc.geometry();
@@ -146,7 +147,7 @@ impl Shrinking<'_> {
         done?;
         run(Kind::Plain)?;
         drop(single);
-        store.device.cut(self.new.total_blocks * BLOCK)?;
+        store.device.cut(self.new.total_blocks * BLOCK).inspect_err(|e| store.end_if_not_flushed(e))?;
         // If the device keeps its size, the copies of the superblock beyond the new end are erased:
         // a later repair must not take them for copies of this image.
         let has = store.device.geometry().size;

@@ -96,12 +96,23 @@ pub(crate) fn write_merged(
 }
 
 /// Writes nodes and bitmaps (for `wrote` see [`write_merged`]), flushes, and writes the slot.
-/// Returns the numbers of nodes and bytes written.
 pub(crate) fn write_checkpoint(
     device: &dyn Device,
     geometry: &Geometry,
     cut: &Cut,
     state: CheckpointState,
+    wrote: &dyn Fn(u64) -> usize,
+) -> Result<()> {
+    write_blocks(device, geometry, cut, wrote)?;
+    make_valid(device, geometry, cut, state)
+}
+
+/// Writes nodes and bitmaps (for `wrote` see [`write_merged`]). Returns the numbers of nodes and
+/// bytes written. After an error the call may be repeated, since no slot names the blocks.
+pub(crate) fn write_blocks(
+    device: &dyn Device,
+    geometry: &Geometry,
+    cut: &Cut,
     wrote: &dyn Fn(u64) -> usize,
 ) -> Result<(u64, u64)> {
     let mut nodes = 0;
@@ -110,6 +121,17 @@ pub(crate) fn write_checkpoint(
     let mut bitmaps = cut.alloc.writes(geometry.uuid, cut.generation);
     bitmaps.sort_by_key(|(at, _)| *at);
     let bitmap_bytes = write_merged(device, bitmaps.into_iter(), wrote)?;
+    Ok((nodes, node_bytes + bitmap_bytes))
+}
+
+/// Makes a cut valid whose blocks are written: flushes, and writes the slot. Must not be repeated
+/// after an error, since a flush may have failed, also that of the slot's durable write.
+pub(crate) fn make_valid(
+    device: &dyn Device,
+    geometry: &Geometry,
+    cut: &Cut,
+    state: CheckpointState,
+) -> Result<()> {
     let sb = Superblock { geometry: geometry.clone(), checkpoint: state };
     trace::note(|| Event::NodesWritten(cut.generation));
     // Broken on purpose: the copies are written first, and may name a checkpoint that never becomes
@@ -126,5 +148,5 @@ pub(crate) fn write_checkpoint(
     trace::note(|| Event::SlotWrite { generation: cut.generation, cut: cut.lsn, tail: cut.tail });
     write_slot(device, &sb)?;
     trace::note(|| Event::SlotDone(cut.generation));
-    Ok((nodes, node_bytes + bitmap_bytes))
+    Ok(())
 }
