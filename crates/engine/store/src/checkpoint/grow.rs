@@ -26,8 +26,8 @@ impl Store {
     /// Grows the image to `bytes`, or to a little less: see
     /// [`kedge_format::superblock::Geometry::grown`]. Returns its size in bytes. Operations
     /// continue meanwhile. After an error the image has its old size, unless the host of the image
-    /// became full in the last step: the next checkpoint then completes the growth. If a
-    /// flush fails, the store shuts down.
+    /// became full in the last step: the next checkpoint then completes the growth, also that of a
+    /// repeated call. If a flush fails, the store shuts down.
     pub fn grow(&self, bytes: u64) -> Result<u64> {
         if self.read_only {
             return Err(Error::ReadOnly);
@@ -40,6 +40,11 @@ impl Store {
         let old = self.alloc.geometry();
         let new = old.grown(bytes)?;
         if new.total_blocks == old.total_blocks {
+            // An earlier resize may have been refused by a full host after its cut. Its size is on
+            // the device when the next checkpoint has written that cut.
+            if single.is_some() {
+                self.run_checkpoint(&mut single, CheckpointCause::Request, By::Operation, Kind::Plain)?;
+            }
             return Ok(old.total_blocks * BLOCK);
         }
         self.device.grow(new.total_blocks * BLOCK).inspect_err(|e| self.end_if_not_flushed(e))?;

@@ -176,6 +176,8 @@ enum Fails {
     Slot,
     Grow,
     Cut,
+    /// The host becomes full after the write of a slot.
+    AfterSlot,
 }
 
 impl OnHost {
@@ -226,6 +228,9 @@ impl Device for OnHost {
         self.check(offset)?;
         if SLOTS.iter().any(|slot| slot.byte_offset() == offset) {
             self.once(Fails::Slot, "write", errno::EDQUOT)?;
+            if self.once(Fails::AfterSlot, "write", errno::ENOSPC).is_err() {
+                self.full.store(true, Ordering::SeqCst);
+            }
         }
         self.inner.write(offset, buf, fua)
     }
@@ -420,6 +425,26 @@ fn a_flush_that_fails_while_the_device_is_resized_shuts_down() {
         assert!(store.get(key(1)).unwrap().is_some());
         store.close().unwrap();
     }
+}
+
+/// The repeated call finds the new size in memory, and must not report it before a slot names it.
+#[test]
+fn a_growth_that_found_the_host_full_is_complete_when_it_is_repeated() {
+    let (device, store) = on_host(3);
+    let blocks = || read_superblock(&*device).unwrap().0.geometry.total_blocks;
+    let old = blocks();
+    put(&store, 1);
+    *device.fails_once.lock() = Some(Fails::AfterSlot);
+    assert_eq!(store.grow(64 << 20).unwrap_err().errno(), 28);
+    store.check_alive().unwrap();
+    assert!(store.total_blocks() > old && blocks() == old, "the cut is made, and not written");
+    assert_eq!(store.grow(64 << 20).unwrap_err().errno(), 28);
+    assert_eq!(blocks(), old);
+    device.full.store(false, Ordering::SeqCst);
+    let bytes = store.grow(64 << 20).unwrap();
+    assert_eq!(blocks() * BLOCK_SIZE as u64, bytes);
+    assert_eq!(store.grow(64 << 20).unwrap(), bytes);
+    store.close().unwrap();
 }
 
 /// A shrink moves the nodes of the table although none of its entries changes.
