@@ -13,7 +13,8 @@
 //! - The next owner of the block writes it before a record names it. A discard counts as a data
 //!   write, so that record's log write flushes the device first, and the discard cannot overwrite
 //!   the new bytes. Writing those bytes with FUA would not be enough: a FUA write makes nothing
-//!   else durable, and a discard that no flush has covered may land after it.
+//!   else durable, and a discard that no flush has covered may land after it. A discard that fails
+//!   counts as well: the device may have performed a part of it.
 //!
 //! The simpler rule, to discard only after a checkpoint, was rejected. The next checkpoint may be
 //! minutes away, and waiting for it adds no safety: the durable free already protects the block.
@@ -93,12 +94,13 @@ impl Store {
             return Ok(0);
         }
         trace::note(|| Event::Discards(Extent::new(BlockNo(start), end - start)));
-        self.device.discard(start * BLOCK, (end - start) * BLOCK)?;
+        let result = self.device.discard(start * BLOCK, (end - start) * BLOCK);
         // The write is noted before the blocks are released, since their next owner may write them
-        // at once. Broken on purpose: no flush is requested.
+        // at once. It is noted after an error, too, since a part of the discard may have been
+        // performed. Broken on purpose: no flush is requested.
         if !broken::is(Variant::DiscardWithoutFlush) {
             self.note_data_write();
         }
-        Ok(end - start)
+        result.map(|()| end - start)
     }
 }

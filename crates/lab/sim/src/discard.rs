@@ -4,7 +4,7 @@
 use crate::ops::OWNER;
 use crate::rig;
 use kedge_base::ManualClock;
-use kedge_device::sim::{SimDevice, StatePlan};
+use kedge_device::sim::{FaultPlan, SimDevice, StatePlan};
 use kedgefs::{FileSystem, Ino};
 use std::sync::Arc;
 
@@ -19,12 +19,26 @@ pub enum Giver {
     Trim,
     /// The background thread, with the option `discard`, before and after the deletion is durable.
     Background,
+    /// A trim request whose first discard takes effect and fails.
+    FailedTrim,
 }
 
 impl Giver {
-    fn give(self, fs: &FileSystem) -> Result<(), String> {
+    fn give(self, fs: &FileSystem, device: &SimDevice) -> Result<(), String> {
         let failed = |what: &'static str| move |e: kedgefs::Error| format!("{what}: {e}");
         match self {
+            Giver::FailedTrim => {
+                // The trim forces the log first, so that is done before the plan counts.
+                fs.sync().map_err(failed("sync"))?;
+                device.set_plan(FaultPlan::new(1).done_and_failed(0, kedge_base::errno::EIO));
+                let result = fs.trim(0, u64::MAX, 0);
+                let strikes = device.strikes().len();
+                device.set_plan(FaultPlan::new(1));
+                match (result, strikes) {
+                    (Err(_), 1) => Ok(()),
+                    (result, strikes) => Err(format!("a failed trim: {result:?}, {strikes} failures")),
+                }
+            }
             Giver::Trim => fs.trim(0, u64::MAX, 0).map(drop).map_err(failed("trim")),
             Giver::Background => {
                 fs.discard_now();
@@ -51,13 +65,13 @@ pub fn check(giver: Giver, plan: StatePlan) -> Result<usize, String> {
     fs.sync().map_err(failed("sync"))?;
     device.mark(1);
     fs.unlink(Ino::ROOT, names[0]).map_err(failed("unlink"))?;
-    giver.give(&fs)?;
+    giver.give(&fs, &device)?;
     // The new data may overwrite discarded blocks. A deletion begins with a truncate.
     let ino = fs.create(Ino::ROOT, b"d", 0o644, OWNER).map_err(failed("create"))?.ino;
     fs.write(ino, 0, &content(b"d")).map_err(failed("write"))?;
     fs.fsync(ino, false).map_err(failed("fsync"))?;
     fs.unlink(Ino::ROOT, names[1]).map_err(failed("unlink"))?;
-    giver.give(&fs)?;
+    giver.give(&fs, &device)?;
     drop(fs);
     let recording = device.recording();
     let mut count = 0;

@@ -222,7 +222,9 @@ impl SimDevice {
         let failure = state.fail(admitted, "write", offset, len);
         let torn = match admitted.fault.as_ref().map(|(effect, _)| *effect) {
             None if failure.is_ok() => None,
-            Some(effect @ (Effect::Torn | Effect::Short(_) | Effect::Unknown)) if !state.poisoned => {
+            Some(effect @ (Effect::Torn | Effect::Short(_) | Effect::Done | Effect::Unknown))
+                if !state.poisoned =>
+            {
                 state.poisoned = effect == Effect::Unknown;
                 Some(state.reached(effect, buf.blocks()))
             }
@@ -239,14 +241,18 @@ impl SimDevice {
     fn do_zero(&self, admitted: &Admitted, op: &'static str, offset: u64, len: u64) -> Result<()> {
         self.geometry.check(op, offset, len)?;
         let mut state = self.state.lock();
-        state.fail(admitted, op, offset, len)?;
+        let failure = state.fail(admitted, op, offset, len);
+        let done = matches!(admitted.fault, Some((Effect::Done, _))) && !state.poisoned;
+        if failure.is_err() && !done {
+            return failure;
+        }
         state.view.pages_mut().remove(blocks(offset), blocks(len));
         let seq = state.next_seq();
         state.happened(match op {
             "discard" => Event::Discard { seq, offset, len },
             _ => Event::WriteZeroes { seq, offset, len },
         });
-        Ok(())
+        failure
     }
 
     fn do_flush(&self, admitted: &Admitted) -> Result<()> {
@@ -325,6 +331,7 @@ impl State {
                 };
                 (0..blocks).map(mask).collect()
             }
+            Effect::Done => vec![WHOLE; blocks].into(),
             // No sector, all sectors and some sectors occur with comparable probability.
             _ => match self.rng.random_range(0..4) {
                 0 => (0..blocks).map(|_| 0).collect(),

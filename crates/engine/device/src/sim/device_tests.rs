@@ -385,6 +385,20 @@ fn short_and_torn_writes_leave_a_part() {
 }
 
 #[test]
+fn a_write_or_discard_may_take_effect_and_fail() {
+    let device = sim();
+    device.write(0, &filled(1), true).unwrap();
+    device.set_plan(FaultPlan::new(0).done_and_failed(0, 5).done_and_failed(1, 5));
+    assert!(device.write(B, &filled(2), true).is_err() && device.discard(0, B).is_err());
+    assert!(block(&device.view(), 0) == [0; BLOCK_SIZE] && block(&device.view(), B) == [2; BLOCK_SIZE]);
+    let lost = device.crash_as(Choice::None);
+    assert!(block(&lost, 0) == [1; BLOCK_SIZE] && block(&lost, B) == [0; BLOCK_SIZE]);
+    device.flush().unwrap();
+    let kept = device.crash_as(Choice::None);
+    assert!(block(&kept, 0) == [0; BLOCK_SIZE] && block(&kept, B) == [2; BLOCK_SIZE]);
+}
+
+#[test]
 fn a_lost_flush_is_not_made_good_by_the_next() {
     let device = sim();
     device.set_plan(FaultPlan::new(0).lose_flush(0, 5));

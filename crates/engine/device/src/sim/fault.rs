@@ -30,6 +30,8 @@ pub(super) enum Effect {
     /// This number of bytes of the write, rounded down to sectors, is written before the write
     /// fails.
     Short(u64),
+    /// All of the write takes effect before it fails.
+    Done,
     /// The writes that this flush should have made durable are never made durable by later flushes.
     Lost,
     /// The write may have reached the medium or not, and every later request fails.
@@ -242,6 +244,11 @@ impl FaultPlan {
     /// them.
     pub fn lose_flush(self, nth: u64, errno: i32) -> FaultPlan {
         self.with(OpKind::Flush, nth, errno, Effect::Lost)
+    }
+
+    /// Makes the n-th write, which may be a discard, fail after all of it took effect.
+    pub fn done_and_failed(self, nth: u64, errno: i32) -> FaultPlan {
+        self.with(OpKind::Write, nth, errno, Effect::Done)
     }
 
     /// Cuts the n-th write off: it and every later request fail with [`Error::OutcomeUnknown`].
