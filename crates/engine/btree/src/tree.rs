@@ -15,6 +15,7 @@ use kedge_base::{BlockNo, Clock, CorruptKind, Error, Generation, IoBuf, Result, 
 use kedge_format::Key;
 use kedge_format::logwrite::LogSecret;
 use kedge_format::node::{Child, LEVEL_MAX, NodeMut, NodeView};
+use kedge_format::superblock::COUNTER_MAX;
 use std::sync::Arc;
 
 /// Number of candidates for eviction that are examined for each node that is read into memory.
@@ -175,9 +176,10 @@ impl Tree {
         })
     }
 
-    /// Returns the number of nodes of the tree, in memory or not.
+    /// Returns the number of nodes of the tree, in memory or not. In a corrupt image the number may
+    /// be wrong, but a checkpoint that records it is valid.
     pub fn node_count(&self) -> u64 {
-        self.nodes.load(Relaxed)
+        self.nodes.load(Relaxed).min(COUNTER_MAX)
     }
 
     /// Returns the maximum number of nodes that one put can take from [`NodeSpace`] now: it may
@@ -268,7 +270,8 @@ impl Tree {
     /// Unregisters a node and frees its blocks. Called under the latches of the step that removed
     /// the node from the tree.
     pub(crate) fn retire(&self, frame: &Frame) {
-        self.nodes.fetch_sub(1, Relaxed);
+        // In a corrupt image the count may be too low.
+        let _ = self.nodes.fetch_update(Relaxed, Relaxed, |n| Some(n.saturating_sub(1)));
         if frame.born == self.generation() {
             let held = self.cache.remove_dirty(frame.addr);
             assert!(held.is_some(), "nodes of the current generation are in the dirty table");

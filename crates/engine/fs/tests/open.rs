@@ -2,7 +2,7 @@
 
 use kedge_base::{IoBuf, Lsn};
 use kedge_device::{Device, MemDevice, WatchedDevice};
-use kedge_format::superblock::{SLOTS, Superblock};
+use kedge_format::superblock::{COUNTER_MAX, SLOTS, Superblock};
 use kedgefs::*;
 use std::sync::Arc;
 
@@ -165,4 +165,49 @@ fn the_measured_latency_of_the_device_is_told() {
         assert!(latency[kind].as_u64().is_some_and(|nanos| nanos > 0), "{kind}: {latency}");
     }
     assert_eq!(told(crashed()), serde_json::json!({}), "nobody measures");
+}
+
+/// In a forged slot the numbers of inodes and nodes may be anything below their bound. Whatever the
+/// image is used for, the slots that the mount writes stay within the bound: otherwise no mount and
+/// no repair could read the image any more.
+#[test]
+fn counts_that_are_wrong_never_make_a_slot_invalid() {
+    type Edit = fn(&mut Superblock);
+    let edits: [(&str, Edit); 4] = [
+        ("one inode", |sb| sb.checkpoint.inodes = 1),
+        ("no node", |sb| sb.checkpoint.nodes = 0),
+        ("most inodes", |sb| sb.checkpoint.inodes = COUNTER_MAX),
+        ("most nodes", |sb| sb.checkpoint.nodes = COUNTER_MAX),
+    ];
+    for (what, edit) in edits {
+        let device = Arc::new(MemDevice::new(SIZE));
+        let options = FormatOptions { log_size: Some(1 << 20), ..Default::default() };
+        FileSystem::format(device.clone(), clock(), &options).unwrap();
+        let fs = open(&device).unwrap();
+        // Enough for several nodes.
+        let name = |i: u32| format!("{i:0200}").into_bytes();
+        for i in 0..300 {
+            fs.create(Ino::ROOT, &name(i), 0o644, Owner::default()).unwrap();
+        }
+        fs.close().unwrap();
+        edit_slots(&device, edit);
+        let fs = open(&device).unwrap();
+        // A mount that believes in too many nodes may refuse changes for lack of space.
+        let may_refuse = what == "most nodes";
+        let made = fs.create(Ino::ROOT, b"one more", 0o644, Owner::default());
+        assert!(made.is_ok() || may_refuse, "{what}: {made:?}");
+        for i in 0..300 {
+            let unlinked = fs.unlink(Ino::ROOT, &name(i));
+            assert!(unlinked.is_ok() || may_refuse, "{what}: {unlinked:?}");
+        }
+        // Both slots are written.
+        for _ in 0..2 {
+            fs.checkpoint().unwrap();
+        }
+        fs.close().unwrap();
+        for at in 0..SLOTS.len() {
+            assert!(slot(&device, at).is_ok(), "{what}, slot {at}: {:?}", slot(&device, at));
+        }
+        open(&device).unwrap().close().unwrap();
+    }
 }

@@ -62,7 +62,7 @@ pub(crate) fn apply(target: &Target<'_>, lsn: RecordLsn, edits: &[Edit<'_>]) -> 
                     ));
                 }
                 if key.kind == ItemKind::Inode as u8 {
-                    target.forest.counted(*key, |c, _| c.inodes.fetch_sub(1, Ordering::Relaxed))?;
+                    target.forest.counted(*key, |c, _| c.one_inode_less())?;
                 } else if key.kind == ItemKind::Orphan as u8 {
                     target.forest.counted(*key, |c, _| c.one_orphan_less())?;
                 }

@@ -25,11 +25,15 @@ impl Counters {
         }
     }
 
-    /// Decrements the number of orphan items, but not below zero: in a corrupt image it may be too
-    /// low.
+    /// Decrements the number of inodes, but not below zero: in a corrupt image it may be too low.
+    pub(crate) fn one_inode_less(&self) {
+        one_less(&self.inodes);
+    }
+
+    /// Decrements the number of orphan items, but not below zero, like
+    /// [`Counters::one_inode_less`].
     pub(crate) fn one_orphan_less(&self) {
-        let less = |n: u64| Some(n.saturating_sub(1));
-        let _ = self.orphans.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        one_less(&self.orphans);
     }
 
     pub(crate) fn store_in(&self, entry: &mut TreeEntry) {
@@ -39,4 +43,9 @@ impl Counters {
         entry.inodes = self.inodes.load(Ordering::Relaxed).min(COUNTER_MAX);
         entry.orphans = self.orphans.load(Ordering::Relaxed).min(COUNTER_MAX);
     }
+}
+
+fn one_less(counter: &AtomicU64) {
+    let less = |n: u64| Some(n.saturating_sub(1));
+    let _ = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
 }

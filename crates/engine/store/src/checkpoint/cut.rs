@@ -5,7 +5,7 @@ use kedge_alloc::{Alloc, FrozenAlloc};
 use kedge_base::atomic::{AtomicU64, Ordering};
 use kedge_base::{BlockNo, Epoch, Generation, Ino, Lsn, Result};
 use kedge_btree::Frozen;
-use kedge_format::superblock::{CheckpointState, Losses};
+use kedge_format::superblock::{COUNTER_MAX, CheckpointState, Losses};
 use std::sync::Arc;
 
 /// The state that a cut takes, to be written as a checkpoint.
@@ -103,7 +103,8 @@ impl Cut {
             tail_lsn: self.tail,
             epoch,
             next_ino: self.next_ino,
-            inodes: self.inodes,
+            // In a corrupt image the counter may exceed its bound; the slot must be valid even then.
+            inodes: self.inodes.min(COUNTER_MAX),
             free_blocks: self.alloc.free_blocks(),
             nodes: self.root_nodes,
             clean,

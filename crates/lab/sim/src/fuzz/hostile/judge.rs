@@ -28,7 +28,14 @@ pub struct Verdict {
 
 /// Judges an image by the rules of [`super`]. The error describes the violation.
 pub fn judge(medium: &MemDevice) -> Result<Verdict, String> {
-    let mut verdict = Verdict { opens: use_it(medium.fork()).is_ok(), ..Verdict::default() };
+    let used = Arc::new(medium.fork());
+    let mut verdict = Verdict { opens: use_it(used.clone()).is_ok(), ..Verdict::default() };
+    if verdict.opens
+        && !ends_soon(medium)
+        && let Err(e) = open(used)
+    {
+        return Err(format!("it was used and closed, and cannot be opened again: {e}"));
+    }
     let report = check(medium.fork());
     if report.is_clean() {
         verdict.clean = true;
@@ -106,10 +113,14 @@ fn ends_soon(medium: &MemDevice) -> bool {
     })
 }
 
+fn open(medium: Arc<MemDevice>) -> Result<FileSystem, kedgefs::Error> {
+    FileSystem::open(medium, Arc::new(ManualClock::default()), mount_options())
+}
+
 /// Opens, walks, changes and closes the image. A hostile image may return errors, but must not
 /// panic.
-fn use_it(medium: MemDevice) -> Result<(), kedgefs::Error> {
-    let fs = FileSystem::open(Arc::new(medium), Arc::new(ManualClock::default()), mount_options())?;
+fn use_it(medium: Arc<MemDevice>) -> Result<(), kedgefs::Error> {
+    let fs = open(medium)?;
     let _ = View::of(&fs);
     change(&fs);
     fs.close()
