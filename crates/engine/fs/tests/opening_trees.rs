@@ -84,3 +84,25 @@ fn a_tree_that_is_opened_while_its_point_ends_frees_what_it_inherits() {
     let report = kedge_fsck::check(Arc::new(device.inner.fork()), &options);
     assert!(report.is_clean() && report.warnings == 0, "{report}");
 }
+
+/// Between the read of a tree's root and the end of the open, another thread opens the tree and
+/// changes it, and a cut moves the root. The tree exists, so the first thread must find it.
+#[test]
+fn a_tree_that_is_opened_while_its_root_moves_is_found() {
+    let device = image();
+    let fs = open(&device);
+    let beside = fs.clone();
+    *device.work.lock() = Some(Box::new(move || {
+        let tree = beside.lookup(Ino::ROOT, b"tree").unwrap().ino;
+        beside.create(tree, b"x", 0o644, Owner::default()).unwrap();
+        beside.checkpoint().unwrap();
+    }));
+    let tree = fs.lookup(Ino::ROOT, b"tree").unwrap().ino;
+    fs.lookup(tree, b"old0").unwrap();
+    fs.lookup(tree, b"x").unwrap();
+    assert!(device.work.lock().is_none(), "no read: the tree was open already");
+    fs.close().unwrap();
+    let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
+    let report = kedge_fsck::check(Arc::new(device.inner.fork()), &options);
+    assert!(report.is_clean() && report.warnings == 0, "{report}");
+}

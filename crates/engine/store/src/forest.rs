@@ -125,6 +125,12 @@ struct State {
     next_number: u32,
 }
 
+/// A tree of the table.
+enum Found {
+    Open(Arc<Member>),
+    Closed(TreeEntry),
+}
+
 pub(crate) struct Forest {
     /// The first tree with which the image was opened; see [`Forest::first`].
     opened_first: Arc<Member>,
@@ -283,47 +289,70 @@ impl Forest {
         if number == 0 {
             return Ok(self.first().shared());
         }
-        // A fork can be found by its name from the cut on, before its root is on the device.
-        // Waiting for that checkpoint here cannot deadlock. It may wait for the epoch guard, but
-        // this thread is not inside the guard: a commit opens its trees before it enters. After its
-        // cut a checkpoint waits for nothing else that this thread may hold.
-        let entry = loop {
-            let state = self.state.read();
+        loop {
+            let entry = match self.wait_for_entry(number)? {
+                Found::Open(member) => return Ok(member),
+                Found::Closed(entry) => entry,
+            };
+            let member = self.open_member(number, &entry);
+            let mut state = self.state.write();
+            // Another thread may have opened the tree during the read.
             if let Some(member) = state.open.get(&number) {
                 return Ok(member.clone());
+            }
+            let current = state.entries.get(&number).filter(|now| now.kind == TreeKind::Head);
+            let current = current.ok_or(Error::NoTree(number))?;
+            // A cut may have moved the root. What was read may then be of another owner.
+            if (current.root, current.root_generation) != (entry.root, entry.root_generation) {
+                continue;
+            }
+            let member = member?;
+            // The marks may have changed during the read: the tree was forked, or its point was
+            // freed.
+            if !broken::is(Variant::StaleMarks) {
+                member.marks.set(current.births_below, current.nodes_below);
+            }
+            state.open.insert(number, member.clone());
+            self.note_size(&mut state, number, &member.tree);
+            drop(state);
+            self.share_cache();
+            return Ok(member);
+        }
+    }
+
+    /// Returns a tree if it is open, or else its entry when its root is on the device.
+    ///
+    /// A fork can be found by its name from the cut on, before its root is on the device. Waiting
+    /// for that checkpoint here cannot deadlock. It may wait for the epoch guard, but this thread
+    /// is not inside the guard: a commit opens its trees before it enters. After its cut a
+    /// checkpoint waits for nothing else that this thread may hold.
+    fn wait_for_entry(&self, number: u32) -> Result<Found> {
+        loop {
+            let state = self.state.read();
+            if let Some(member) = state.open.get(&number) {
+                return Ok(Found::Open(member.clone()));
             }
             let entry = state.entries.get(&number).filter(|entry| entry.kind == TreeKind::Head);
             let entry = entry.ok_or(Error::NoTree(number))?;
             if !state.unwritten.contains(&number) {
-                break entry.clone();
+                return Ok(Found::Closed(entry.clone()));
             }
             if let Some(why) = &*self.unwritten_why.lock() {
                 return Err(why.clone());
             }
             drop(state);
             self.common.clock.sleep(WRITING_REST);
-        };
-        // The lock is not held, because the open reads from the device. The root of a tree that is
-        // not open does not change.
+        }
+    }
+
+    /// Makes a tree that is not open yet. The lock of `state` is not held, because the open reads
+    /// from the device.
+    fn open_member(&self, number: u32, entry: &TreeEntry) -> Result<Arc<Member>> {
         let marks = Arc::new(Marks::default());
         marks.set(entry.births_below, entry.nodes_below);
         let counters = Counters::of(entry.next_ino, entry.inodes, entry.orphans);
-        let tree = self.common.open(number, &entry, &marks, CACHE_MIN)?;
-        let member = Arc::new(Member { number, tree, counters, marks });
-        let mut state = self.state.write();
-        let current = state.entries.get(&number).filter(|now| now.root == entry.root);
-        let Some(current) = current.filter(|now| now.kind == TreeKind::Head) else {
-            return Err(Error::NoTree(number));
-        };
-        // The marks may have changed during the read: the tree was forked, or its point was freed.
-        if !broken::is(Variant::StaleMarks) {
-            member.marks.set(current.births_below, current.nodes_below);
-        }
-        let member = state.open.entry(number).or_insert(member).clone();
-        self.note_size(&mut state, number, &member.tree);
-        drop(state);
-        self.share_cache();
-        Ok(member)
+        let tree = self.common.open(number, entry, &marks, CACHE_MIN)?;
+        Ok(Arc::new(Member { number, tree, counters, marks }))
     }
 
     /// Whether the checkpoint of the last cut that changed the table is not on the device yet.
