@@ -145,6 +145,9 @@ fn finish(
     let discard_granularity = match (options.read_only, block_device) {
         (true, _) => 0,
         (false, true) => block_discard_granularity(&stat),
+        // Not tried, because the owner of another part may extend the file meanwhile and write
+        // where the hole would be punched. The first discard shows whether the host supports it.
+        (false, false) if part.is_some() => BLOCK_SIZE as u32,
         (false, false) => file_discard_granularity(&fd, size),
     };
     let geometry = Geometry {
