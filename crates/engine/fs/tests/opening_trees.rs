@@ -91,16 +91,19 @@ fn a_tree_that_is_opened_while_its_point_ends_frees_what_it_inherits() {
 fn a_tree_that_is_opened_while_its_root_moves_is_found() {
     let device = image();
     let fs = open(&device);
+    let tree = fs.lookup(Ino::ROOT, b"tree").unwrap().ino;
+    let old = fs.lookup(tree, b"old0").unwrap().ino;
+    fs.close().unwrap();
+    let fs = open(&device);
     let beside = fs.clone();
     *device.work.lock() = Some(Box::new(move || {
-        let tree = beside.lookup(Ino::ROOT, b"tree").unwrap().ino;
         beside.create(tree, b"x", 0o644, Owner::default()).unwrap();
         beside.checkpoint().unwrap();
     }));
-    let tree = fs.lookup(Ino::ROOT, b"tree").unwrap().ino;
-    fs.lookup(tree, b"old0").unwrap();
-    fs.lookup(tree, b"x").unwrap();
+    // The threads need different inodes, so that neither waits until the other has read one.
+    assert_eq!(fs.getattr(old).unwrap().ino, old);
     assert!(device.work.lock().is_none(), "no read: the tree was open already");
+    fs.lookup(tree, b"x").unwrap();
     fs.close().unwrap();
     let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
     let report = kedge_fsck::check(Arc::new(device.inner.fork()), &options);
