@@ -14,7 +14,7 @@
 use anyhow::{Context, Result, bail};
 use kedgefs::{Attr, FileKind, FileSystem, Ino, TreeChange, TreeMoment};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
 /// Bytes of each file that are compared at once.
@@ -318,14 +318,14 @@ fn find_names(
 /// memory in proportion to the square of the depth.
 struct Paths<'a> {
     tree: &'a TreeMoment,
-    dirs: HashMap<u64, Name>,
+    dirs: BTreeMap<u64, Name>,
     reads: u64,
     go_on: GoOn<'a>,
 }
 
 impl<'a> Paths<'a> {
     fn new(tree: &'a TreeMoment, go_on: GoOn<'a>) -> Paths<'a> {
-        Paths { tree, dirs: HashMap::new(), reads: 0, go_on }
+        Paths { tree, dirs: BTreeMap::new(), reads: 0, go_on }
     }
 
     /// The path of an entry. If it is longer than [`PATH_MAX`], only its last names, after the
@@ -333,7 +333,7 @@ impl<'a> Paths<'a> {
     fn path(&mut self, dir: u64, name: &[u8]) -> Result<Vec<u8>> {
         let mut parts = vec![name.to_vec()];
         let mut bytes = name.len();
-        let mut on_way = HashSet::new();
+        let mut on_way = BTreeSet::new();
         let mut at = dir;
         while at != Ino::ROOT.0 {
             anyhow::ensure!(on_way.insert(at), "directories in a circle");

@@ -101,8 +101,8 @@ fn read_only_refuses_writes() {
     assert_eq!(device.geometry().discard_granularity, 0);
 }
 
-/// A hole is punched behind the end of a file to find out whether the host supports it. Beside the
-/// owner of another part, who may extend the file meanwhile, that could destroy bytes. The kernel
+/// An open punches a hole past the end of a file to find out whether the host supports it. The
+/// owner of another part of the file may extend it meanwhile, and would lose bytes. The kernel
 /// refuses to punch into this file, so only an open that does not try finds discards supported.
 #[cfg(target_os = "linux")]
 #[test]

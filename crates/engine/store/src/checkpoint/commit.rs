@@ -91,12 +91,12 @@ impl Store {
     /// Nothing is lost yet: the log is whole, and no superblock that a mount needs names what was
     /// written. Only plain writes of nodes and bitmaps have failed; after a failed flush or slot
     /// nothing is retried ([`make_valid`]). The retry writes the same blocks to the same addresses,
-    /// so for a crash this is one checkpoint that takes long. The alternative is an immediate shutdown. It would end a mount
-    /// that still serves reads, that can write where the host has blocks, and that recovers when
-    /// the host has space. While a thread waits for log space or for this checkpoint, each retry
-    /// counts against `retry`, because an error is better than a hang. The caller of a requested
-    /// checkpoint then gets the error, and the store continues; it shuts down only if operations
-    /// wait, which would otherwise wait forever.
+    /// so for a crash this is one checkpoint that takes long. The alternative is an immediate
+    /// shutdown. It would end a mount that still serves reads, that can write where the host has
+    /// blocks, and that recovers when the host has space. While a thread waits for log space or for
+    /// this checkpoint, each retry counts against `retry`, because an error is better than a hang.
+    /// The caller of a requested checkpoint then gets the error, and the store continues; it shuts
+    /// down only if operations wait, which would otherwise wait forever.
     fn on_host_full(&self, cause: CheckpointCause, e: &Error, retry: &mut Retry) -> HostFull {
         // If the file system above was dropped without being closed, nothing waits for the host.
         let in_use = self.client.get().is_none_or(|client| client.strong_count() > 0);

@@ -103,7 +103,8 @@ impl Cut {
             tail_lsn: self.tail,
             epoch,
             next_ino: self.next_ino,
-            // In a corrupt image the counter may exceed its bound; the slot must be valid even then.
+            // In a corrupt image the counter may exceed its bound; the slot must be valid even
+            // then.
             inodes: self.inodes.min(COUNTER_MAX),
             free_blocks: self.alloc.free_blocks(),
             nodes: self.root_nodes,

@@ -372,8 +372,8 @@ fn a_fork_without_space_on_the_host_is_not_made_or_completed_later() {
     }
 }
 
-/// A full host is waited for if a plain write has failed. A flush, and a slot, which is flushed with
-/// its write, may have lost what was written before, so they are not repeated.
+/// A full host is waited for if a plain write has failed. A flush, and a slot, which is flushed
+/// with its write, may have lost what was written before, so they are not repeated.
 #[test]
 fn a_flush_or_a_slot_that_finds_no_space_on_the_host_shuts_down() {
     for fails in [Fails::Flush, Fails::Slot] {
