@@ -337,7 +337,7 @@ impl Device for WatchedDevice {
         self.resize("cut", |device| device.cut(size))
     }
 
-    /// Waits up to [`RELEASE_WAIT`] for the requests in flight, which keep the device in use.
+    /// Waits up to `RELEASE_WAIT` for the requests in flight, which keep the device in use.
     fn release(&self) -> Result<()> {
         let mut list = self.notes.list.lock();
         self.notes.idle.wait_while_for(&mut list, |list| !list.begun.is_empty(), RELEASE_WAIT);

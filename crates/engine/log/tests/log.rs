@@ -711,7 +711,7 @@ fn a_write_whose_records_refer_to_nothing_shares_its_flush() {
     assert_eq!(counts(), (0, 0, 0));
     for (records, shared) in [(&[false][..], 1), (&[false, true], 1), (&[true], 1), (&[false, false], 2)] {
         s.barrier.waits.store(true, SeqCst);
-        let last = records.iter().map(|refers| append(*refers)).last().unwrap();
+        let last = records.iter().map(|refers| append(*refers)).reduce(|_, last| last).unwrap();
         log.force(last.end, ForceCause::Fsync).unwrap();
         assert_eq!(counts(), (shared, shared, shared), "{records:?}");
         assert!(!s.barrier.waits.load(SeqCst), "{records:?}");

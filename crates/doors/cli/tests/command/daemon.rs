@@ -89,7 +89,7 @@ fn joining_works_after_a_shortage_of_descriptors() {
     let server = pid(&place, "a");
     let fds = fs::read_dir(format!("/proc/{server}/fd")).unwrap();
     let used: Vec<u64> = fds.map(|fd| fd.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect();
-    let free = (0..).find(|fd| !used.contains(fd)).unwrap();
+    let free = (0..=u64::MAX).find(|fd| !used.contains(fd)).unwrap();
     let limit = |limit| prlimit(Pid::from_raw(server as i32), Resource::Nofile, limit).unwrap();
     let join = |n: &str| {
         let line = format!("mount --daemon {name} --create 32M {n}.kedge {n}");

@@ -1,4 +1,4 @@
-use crate::{Device, FileDevice, Io, Op, OpenOptions, run_batch};
+use crate::{Device, FileDevice, OpenOptions};
 use kedge_base::{Error, IoBuf};
 use std::time::Duration;
 
