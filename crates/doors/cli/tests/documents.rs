@@ -33,6 +33,11 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("README.md", "let mut file = fs.root().create(\"greeting\")?;", "an excerpt of the program below it"),
     ("README.md", "cargo xtask test", "it is what runs this test"),
     (
+        "docs/SEMANTICS.md",
+        "git clone https://git.kernel.org/pub/scm/fs/xfs/xfstests-dev.git && make -C xfstests-dev",
+        "builds xfstests, and runs for most of an hour",
+    ),
+    (
         "docs/OPERATIONS.md",
         "cargo build --release                        # Rust 1.88 or newer; gives target/release/kedge",
         "writes below /usr/local; tests/command/install.rs does it below another prefix",
