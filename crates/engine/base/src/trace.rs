@@ -21,9 +21,9 @@ pub struct Bytes {
 pub struct Commits {
     /// The record is that of a writeback, so it refers to data that was written in place.
     pub write_back: bool,
-    /// It may refer to data in place: it does more than set time stamps.
+    /// Whether the record may refer to data in place: it does more than set time stamps.
     pub refers: bool,
-    /// The inodes whose core it changes.
+    /// The inodes whose core attributes the record changes.
     pub inodes: Vec<Ino>,
     /// Bytes that become log-resident (`data`), and bytes that are no longer log-resident
     /// (`voids`).

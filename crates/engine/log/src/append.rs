@@ -20,8 +20,8 @@ use kedge_base::trace::{self, Event};
 use std::sync::Arc;
 
 impl Log {
-    /// Appends one record within a reservation, as one that may refer to data in place. Never
-    /// waits, does no IO.
+    /// Appends one record within a reservation, as a record that may refer to data in place. Never
+    /// waits and does no IO.
     ///
     /// # Panics
     /// If the record exceeds what is left of the reservation, is empty or longer than
@@ -31,9 +31,10 @@ impl Log {
         self.append_as(reservation, record, false, true)
     }
 
-    /// [`Log::append`]. `last`: the record is the reservation's last one, and the rest of the
-    /// reservation is returned in the same step, which saves the step at the drop. `refers`: the
-    /// record may refer to data in place, so it must not become durable before that data.
+    /// Does what [`Log::append`] does. With `last` the record is the last one of the reservation,
+    /// whose unused rest is returned in the same atomic step, so that dropping the reservation
+    /// needs none. With `refers` the record may refer to data in place, so it must not become
+    /// durable before that data.
     pub fn append_as(
         &self,
         reservation: &mut Reservation,
@@ -46,7 +47,8 @@ impl Log {
         self.append_for(reservation, charge, record, refers)
     }
 
-    /// `charge`: the bytes that the reservation pays for the record.
+    /// `charge` is the number of bytes that the append takes from the reservation. It returns those
+    /// that the record does not need.
     fn append_for(&self, reservation: &Reservation, charge: u64, record: &[u8], refers: bool) -> RecordLsn {
         let shared = &*self.shared;
         assert!(!record.is_empty() && record.len() <= RECORD_MAX, "a record has 1 to RECORD_MAX bytes");
@@ -57,7 +59,7 @@ impl Log {
         let mut lane = shared.stage.lane();
         let placed = early.unwrap_or_else(|| shared.place(record.len(), &mut wake));
         lane.add(&placed, record, refers);
-        // Until the lane is unlocked, the batch is not durable, so the tail is not beyond it.
+        // While the lane is locked, no write of the batch can complete. So the tail cannot pass it.
         let used = shared.used_up_to(&placed);
         drop(lane);
         let rest =

@@ -80,10 +80,9 @@ pub(crate) struct Write {
 }
 
 impl Write {
-    /// Adds the records, and the header that seals them. Returns whether a record may refer to data
-    /// in place.
+    /// Adds the records. Returns whether one of them may refer to data in place.
     pub(crate) fn fill(&mut self, stage: &Stage, key: &LogKey) -> bool {
-        // Padding and gaps are zero.
+        // Clears the buffer, because padding and gaps must be zero.
         self.buf.resize(0);
         self.buf.resize(self.header.blocks as usize);
         let (records, refers) = stage.fill(self.header.lsn, self.head, &mut self.buf);

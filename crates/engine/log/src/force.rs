@@ -155,12 +155,12 @@ impl Shared {
         state.take(self.epoch, wake)
     }
 
-    /// A leader's work: seal, barrier, write, wake. After the barrier, all records in the batch
-    /// have been applied. If one could not be, the log is shut down, and the batch must not be
-    /// written.
+    /// Does a leader's work: seal, barrier, write, wake. When the barrier returns, all records of
+    /// the batch have been applied. If a record could not be applied, the log is shut down by then,
+    /// and the batch must not be written.
     ///
-    /// If no record may refer to data in place, data that waits for a flush shares one with the log
-    /// write: the write is made without FUA, and the flush follows it.
+    /// If no record of the batch may refer to data in place, one flush serves both the log write
+    /// and the data that waits for a flush: the write is made without FUA, and the flush follows.
     pub(crate) fn write(&self, mut write: Write, leader: Leader) -> Result<()> {
         let started = self.clock.monotonic();
         // The batch is closed, so all its records have been appended, and the data writes to which

@@ -2,16 +2,16 @@
 //! effect.
 //!
 //! # Life of a record
-//! 1. **reserve** (`reserve`): promises log bytes. This is the only step that may wait, for space
-//!    or for memory. Where the ring has holes, it fills them ahead of the log (`backing`).
-//! 2. **append** (`append`): gives the record its final position in the *open batch*, which is its
-//!    LSN, and keeps its bytes (`tip`, `stage`). It waits for no space and does no IO.
-//! 3. **seal** (`batch`): the open batch is closed and padded to a block. The next one starts after
-//!    the padding.
-//! 4. **force** (`force`): a leader collects the bytes of the oldest batch and writes it with one
-//!    FUA write, or a plain write and a flush (group commit). A force that waits for a record in it
-//!    returns once everything before it is durable too.
-//! 5. **tail** (`tail`): a checkpoint makes the record unnecessary. Its place in the ring may be
+//! 1. **reserve** (`reserve`): sets log bytes aside. Only this step may wait, for space or for
+//!    memory. Where the ring has holes, it fills them with zeros ahead of the log (`backing`).
+//! 2. **append** (`append`): assigns the record its final range in the *open batch*, and thereby
+//!    its LSN, and keeps its bytes (`tip`, `stage`). It neither waits for space nor does IO.
+//! 3. **seal** (`batch`): the open batch is closed and padded to a block. The next batch starts
+//!    after the padding.
+//! 4. **force** (`force`): a leader collects the bytes of the oldest batch and writes them with one
+//!    FUA write, or with a plain write and a flush (group commit). A force that waits for a record
+//!    of the batch returns once everything before the record is durable too.
+//! 5. **tail** (`tail`): a checkpoint makes the record unnecessary. Its bytes of the ring may be
 //!    reserved again.
 //! 6. **scan** (`scan`): after a crash, recovery finds the records that were forced and not yet
 //!    checkpointed.

@@ -48,8 +48,9 @@ impl Ring {
         self.bytes - lsn.0 % self.bytes
     }
 
-    /// Writes whole blocks, durably if `fua`, in two parts if they cross the ring's end. A crash
-    /// between the two leaves a write whose CRC does not match, like any torn write.
+    /// Writes whole blocks, with FUA if `fua`, in two parts if they cross the end of the ring.
+    /// After a crash between the two parts the CRC of the write does not match, as with any torn
+    /// write.
     pub(crate) fn write(&self, device: &dyn Device, lsn: Lsn, buf: &IoBuf, fua: bool) -> Result<()> {
         let first = self.until_end(lsn);
         if buf.len() as u64 <= first {

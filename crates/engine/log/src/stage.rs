@@ -33,7 +33,7 @@ struct Part {
     records: u32,
     /// Whether a record may refer to data in place.
     refers: bool,
-    /// Frames and records, run after run.
+    /// Frame headers and records of all runs.
     bytes: Vec<u8>,
     /// LSN of the start and length in bytes of each run of adjacent records.
     runs: Vec<(Lsn, usize)>,
@@ -54,8 +54,8 @@ pub(crate) struct Stage([Aligned; STRIPES]);
 struct Aligned(Mutex<Lane>);
 
 impl Lane {
-    /// Adds a record at its place. The lane has been locked since before the record had it.
-    /// `refers`: it may refer to data in place.
+    /// Adds a record at the range `placed`, which may refer to data in place if `refers`. The
+    /// caller locked the lane before the record got that range.
     pub(crate) fn add(&mut self, placed: &Placed, record: &[u8], refers: bool) {
         if self.parts.back().is_none_or(|part| part.base != placed.base) {
             let part = self.spare.take().unwrap_or_default();
@@ -92,12 +92,12 @@ impl Stage {
         self.0[stripe()].0.lock()
     }
 
-    /// Moves the records of the closed batch from `base` to `head` into the buffer, which has its
-    /// blocks and is zero. Returns their number, and whether one of them may refer to data in
-    /// place.
+    /// Moves the records of the closed batch from `base` to `head` into `buf`, which has the
+    /// batch's length and is zero. Returns the number of records, and whether one of them may refer
+    /// to data in place.
     ///
     /// # Panics
-    /// If a record is missing, because its append panicked. The log is shut down then.
+    /// If a record is missing because its append panicked. The log is then shut down.
     pub(crate) fn fill(&self, base: Lsn, head: Lsn, buf: &mut IoBuf) -> (u32, bool) {
         let (mut records, mut refers, mut filled) = (0, false, HEADER_SIZE as u64);
         for Aligned(lane) in &self.0 {

@@ -114,15 +114,15 @@ pub struct LogStats {
     pub bytes_appended: Counter,
     /// Bytes written to the device, including headers, frames and padding.
     pub bytes_written: Counter,
-    /// Calls of [`crate::Barrier::barrier`] and [`crate::Barrier::settle`].
+    /// Number of calls of [`crate::Barrier::barrier`] and [`crate::Barrier::settle`].
     pub barriers: Counter,
-    /// Writes that shared their flush with data.
+    /// Number of log writes that shared one flush with data.
     pub flushes_shared: Counter,
-    /// Records per write.
+    /// Number of records in each write.
     pub group_records: Histogram,
     /// Number of forces in each write whose target was in the write.
     pub group_forces: Histogram,
-    /// Sealing, barrier, device write and a flush after it together.
+    /// Duration of a whole log write: sealing, barrier, device write, and the flush after it.
     pub write_latency: Histogram,
     /// Duration of forces that had to wait, including IO.
     pub force_latency: Histogram,

@@ -735,7 +735,7 @@ fn a_failed_flush_after_a_write_shuts_the_log_down() {
     assert_eq!((s.device.writes(), log.durable_lsn()), (1, Lsn(0)));
 }
 
-/// Shuts its log down, like a caller that cannot apply the record that it has appended.
+/// A barrier that shuts its log down, as a thread does that cannot apply its appended record.
 struct Revoking(parking_lot::Mutex<std::sync::Weak<Log>>);
 
 impl kedge_log::Barrier for Revoking {

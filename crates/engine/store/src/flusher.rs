@@ -2,8 +2,8 @@
 //!
 //! A flush covers the data writes that completed before it *started*. Each completed write gets a
 //! sequence number. A request is served by the first flush that started after its write had
-//! completed. One flush runs at a time; requests that arrive meanwhile share the next one. A
-//! log write without FUA has a number, too.
+//! completed. One flush runs at a time; requests that arrive meanwhile share the next one. A log
+//! write without FUA counts as a data write.
 
 use crate::guard::EpochGuard;
 use kedge_base::atomic::{AtomicU64, Ordering};

@@ -264,7 +264,7 @@ impl Handle<'_> {
         let left = self.log.bytes_left() - bytes.len() as u64;
         trace::note(|| Event::Commits(commits_of(&decoded)));
         let lsn = store.log.append_as(&mut self.log, &bytes, last, refers_to_data(&decoded));
-        // Inside the guard, so that what the witness notes precedes the log write.
+        // The witness is called inside the guard, so that its note precedes the log write.
         kedge_base::witness::committed(decoded.op as u8, lsn.end);
         let taken_before = nodes_taken();
         let target = Target {

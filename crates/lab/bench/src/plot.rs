@@ -21,7 +21,7 @@ const NAME: f64 = 17.0;
 const MARGIN: f64 = 12.0;
 /// If values differ by more than this factor, their axis is logarithmic.
 const FAR_APART: f64 = 50.0;
-/// Positions that differ by this factor have one, too, as those above a thousand have.
+/// Positions that differ by this factor have a logarithmic axis, as those above a thousand have.
 const WIDE: f64 = 16.0;
 /// Lines up to this number have distinct colours.
 const COLOURS: usize = 6;
@@ -50,11 +50,12 @@ path { fill: none; stroke-width: 2; }
 pub(crate) struct Panel {
     pub title: String,
     pub unit: String,
-    /// Each begins with a number, its place on the horizontal axis: `10,000`, `25 %`.
+    /// Names of the positions. Each begins with its number on the horizontal axis: `10,000`, `25
+    /// %`.
     pub positions: Vec<String>,
-    /// Name and values, one for each position. What was not measured is not finite.
+    /// Name and values of each line, one value for each position; not finite if not measured.
     pub lines: Vec<(String, Vec<f64>)>,
-    /// Height of a horizontal line, for a bar that is a value of the vertical axis.
+    /// The value of a bar on the vertical axis, which is drawn as a horizontal line.
     pub bar: Option<f64>,
 }
 
@@ -104,7 +105,7 @@ fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// The number with which a position begins.
+/// Parses the number with which the name of a position begins.
 fn position(name: &str) -> Option<f64> {
     name.split(' ').next()?.replace(',', "").parse().ok()
 }

@@ -28,7 +28,7 @@ pub fn counterpart(variant: Variant) -> Counterpart {
         Variant::SkipDataFlush | Variant::SharedFlush | Variant::InlineOutUnflushed => {
             Without(Rule::FlushBeforeLogWrite)
         }
-        // The numbers that an inode keeps for fsync and for fdatasync are one number here.
+        // The model has one number for the two that an inode keeps for fsync and for fdatasync.
         Variant::AckBeforeForce | Variant::ForgetDatasyncOnSize | Variant::ForgetEvicted => {
             Without(Rule::ForceBeforeAck)
         }

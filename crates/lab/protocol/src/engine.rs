@@ -13,8 +13,8 @@ const IN_FLIGHT_MAX: usize = 4;
 pub struct Flight {
     pub start: u64,
     pub end: u64,
-    /// The last data write that had completed when the batch was closed, if a record of the batch
-    /// may refer to data; else 0.
+    /// The number of the last data write that had completed when the batch was sealed, if a record
+    /// of the batch may refer to data; 0 otherwise.
     pub needs: u64,
     pub stage: Stage,
 }
@@ -65,7 +65,7 @@ pub struct Engine {
     pub head: u64,
     /// Whether a record of the open batch may refer to data in place.
     pub refers: bool,
-    /// Bytes between tail and head at most.
+    /// Limit of the bytes between the tail and the head.
     pub ring: u64,
     pub flight: Vec<Flight>,
     pub written: u64,

@@ -6,9 +6,9 @@
 //! program may open an image and daemonise afterwards.
 //!
 //! # Crash argument
-//! The kernel provides durability. A flush is `fdatasync`. A FUA write carries RWF_DSYNC, or is
-//! followed by `fdatasync` (as each synchronous one to a block device is). Either returns only when
-//! the device has confirmed it. Nothing is buffered here.
+//! The kernel provides durability. A flush is `fdatasync`. A FUA write has RWF_DSYNC, or is
+//! followed by `fdatasync`, as each synchronous FUA write to a block device is. Either call returns
+//! only when the device has confirmed durability. This module buffers nothing.
 
 mod open;
 mod queue;

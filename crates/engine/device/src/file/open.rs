@@ -287,16 +287,16 @@ fn block_discard_granularity(stat: &Stat) -> u32 {
     queue_property(stat.st_rdev, "discard_granularity").unwrap_or(0)
 }
 
-/// Whether the block device, or the one below the file system that has the file, does a FUA write
-/// by itself. [`FuaKind::Native`] if the kernel does not say it.
+/// Returns whether the device performs FUA writes itself: the block device, or the device below the
+/// file system of the image file. [`FuaKind::Native`] if the kernel does not publish it.
 fn fua_kind(device: rustix::fs::Dev) -> FuaKind {
     if queue_property(device, "fua") == Some(0) { FuaKind::Emulated } else { FuaKind::Native }
 }
 
-/// A number that the kernel publishes of the request queue of a block device.
+/// Reads a number that the kernel publishes about the request queue of a block device.
 fn queue_property(device: rustix::fs::Dev, name: &str) -> Option<u32> {
     let at = format!("/sys/dev/block/{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
-    // A partition has no queue of its own: the queue of its disk is one level up.
+    // A partition has no queue directory of its own; its disk's queue is one level up.
     let text = ["queue", "../queue"]
         .iter()
         .find_map(|queue| std::fs::read_to_string(format!("{at}/{queue}/{name}")).ok())?;

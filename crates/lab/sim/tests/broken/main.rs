@@ -168,8 +168,8 @@ fn answered_later_breaks_alike() {
     }
 }
 
-/// Each written case with evictions fails where evicted inodes are forgotten: so the inodes of each
-/// case are really evicted.
+/// Each written case with evictions fails on an engine that forgets evicted inodes. So the inodes
+/// of each case are really evicted.
 fn each_evicted_case_fails() {
     for case in Case::parse_all(EVICTED).expect("one case a line") {
         broken::set(Some(Variant::ForgetEvicted));
@@ -180,7 +180,7 @@ fn each_evicted_case_fails() {
     }
 }
 
-/// How the line begins that names the check which caught a variant.
+/// Prefix of the line that names the check which detected a variant.
 const CAUGHT: &str = "caught: ";
 /// Prefix of the line that names a check which the correct engine passes.
 const PASSED: &str = "as it is";
@@ -503,7 +503,7 @@ fn shared_flush() -> Result<(), String> {
     tape.explore(64, 4)
 }
 
-/// Large overwrites, small ones, and both at the end of the file.
+/// Large and small overwrites, and both at the end of the file.
 fn checksummed() -> Result<(), String> {
     let mut tape = Tape::new(Setup { checksums: true, ..small() })?;
     tape.ops([

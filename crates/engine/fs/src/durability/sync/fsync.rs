@@ -201,7 +201,8 @@ impl Syncer {
         Ok(Wanted { lsn: if all { p.commit_lsn } else { p.datasync_lsn }, seq: p.write_seq, called })
     }
 
-    /// Step 1. The result of the fsync includes its error.
+    /// Runs step 1. If a write fails, this fsync returns the error, so no later one reports it
+    /// again.
     fn write_dirty(&self, inode: &Arc<Inode>, datasync: bool) -> Result<()> {
         let _syncing = Syncing::join(inode);
         if inode.pages.lock().dirty_count() == 0 {

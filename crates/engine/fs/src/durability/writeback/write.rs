@@ -72,8 +72,8 @@ impl Writeback {
         self.write(&self.due(next), Which::Dirty, Class::Normal)
     }
 
-    /// Writes the dirty data of an inode for an fsync. Data that this makes durable needs no flush.
-    /// `stamps`: the fsync logs time stamps afterwards.
+    /// Writes the dirty data of an inode for an fsync, by a durable write if that is cheaper than a
+    /// flush. With `stamps` the fsync logs time stamps afterwards.
     pub(crate) fn write_for_fsync(&self, inode: &Arc<Inode>, stamps: bool) -> Result<()> {
         self.write_told(inode, Kind { stamps, ..Kind::told(Which::Dirty, true) }, None)
     }

@@ -57,9 +57,9 @@ pub(super) struct Kind {
     /// Whether the pass belongs to an fsync, and uses durable writes if these are cheaper than a
     /// flush.
     pub durable: bool,
-    /// Part of an fsync that logs time stamps afterwards.
+    /// Whether the pass is part of an fsync that logs time stamps afterwards.
     pub stamps: bool,
-    /// Report every failed write to the caller; do not retry.
+    /// Whether every failed write is returned to the caller, without a retry.
     pub told: bool,
     /// Whether small files go into the tree. On an image without nodes for that they get the blocks
     /// that were promised to their pages.
@@ -321,7 +321,7 @@ impl<'a> Pass<'a> {
         })
     }
 
-    /// Whether these writes of fsyncs are made durable by themselves. `wb` of the inodes is held.
+    /// Decides whether these writes for fsyncs are durable writes. `wb` of the inodes is held.
     fn durable_turn(&self, ios: &[Gathered]) -> Option<DurableTurn<'a>> {
         let writeback = self.writeback;
         // With several inodes this is the pass of a group, whose calls the inodes' counts do not

@@ -339,7 +339,7 @@ impl Part {
         sums
     }
 
-    /// Whether all its pages have written blocks, below the recorded size, and stay in them.
+    /// Whether all pages of the part have written blocks below the recorded size, and stay there.
     pub(super) fn only_overwrites(&self, logged_size: u64) -> bool {
         self.new.is_empty()
             && self.unwritten.is_empty()
@@ -348,7 +348,7 @@ impl Part {
             && self.size_to_record() <= logged_size
     }
 
-    /// The size that may be recorded: it covers only written bytes.
+    /// The size that the record may set: it covers only written bytes.
     pub(super) fn size_to_record(&self) -> u64 {
         let taken = self.ranges.iter().flat_map(|(from, to)| self.taken(*from, *to));
         taken.map(|(_, to)| to * BLOCK).max().unwrap_or(0).min(self.size)
