@@ -171,7 +171,7 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The process that serves the mount, which `kedge mount` has started.
+/// Serves the mount in the background process that `kedge mount` has started.
 fn serve_in_background(args: &Args, words: &MountWords) -> Result<ExitCode> {
     let keep_stderr = args.log_file.is_some();
     background::run(keep_stderr, |live| {
@@ -181,8 +181,8 @@ fn serve_in_background(args: &Args, words: &MountWords) -> Result<ExitCode> {
     })
 }
 
-/// Serves the image over NFS if there is a listener. The line that says how to mount is printed in
-/// the foreground; the parent of a process in the background prints its own.
+/// Serves the image over NFS if there is a listener. Prints how clients mount it, unless this
+/// process is in the background: then its parent prints that.
 fn serve_beside(
     args: &Args,
     listener: Option<TcpListener>,
@@ -198,7 +198,7 @@ fn serve_beside(
     }
 }
 
-/// The keeper's process, which `kedge mount` has started.
+/// Runs the keeper in the background process that `kedge mount` has started.
 fn keep_in_background(args: &Args, words: &MountWords) -> Result<ExitCode> {
     let keep_stderr = args.log_file.is_some();
     let mount = mount(args, &args.image, &args.dir, words);
@@ -237,7 +237,8 @@ fn check_key_for_daemon(image: &Path, words: &MountWords) -> Result<()> {
 /// of this type. `--takeover` is meant to end the process that serves the image, so it never shares
 /// that mount.
 fn mounted_already(args: &Args, words: &MountWords) -> Result<Option<MountEntry>> {
-    // A part of a file system that is mounted is a directory of that mount.
+    // `tree=` needs no second directory: a mount of the whole file system shows the tree as a
+    // directory.
     let wants_own =
         args.takeover || args.beside.is_asked() || words.tree.is_some() || may_share(args, words)?;
     if wants_own || !rustix::process::geteuid().is_root() || !create::exists(&args.image)? {

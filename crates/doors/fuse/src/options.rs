@@ -91,11 +91,11 @@ pub struct FuseOptions {
     /// How long the kernel may use cached names and attributes. All changes pass through the kernel
     /// or are notified to it, so only the width of the kernel's counter limits this time.
     pub cache_timeout: Duration,
-    /// Others change the file system while it is mounted, at any time: the kernel uses no name, no
-    /// attribute and no listing without a request. The program that makes a change of a file's
-    /// bytes notifies the kernel of it ([`crate::Notifier`]). See docs/rfcs/0052.
+    /// Whether other clients change the file system while it is mounted. The kernel then uses no
+    /// name, no attribute and no listing without a request. The program that changes a file's bytes
+    /// for such a client notifies the kernel ([`crate::Notifier`]). See docs/rfcs/0052.
     pub shared: bool,
-    /// The subcommand with which this program is a [`crate::courier`]. `None`: it has none.
+    /// The subcommand with which this program acts as a [`crate::courier`]. `None` if it has none.
     pub courier: Option<&'static str>,
 }
 
@@ -138,7 +138,7 @@ impl FuseOptions {
         if self.shared { Duration::ZERO } else { self.cache_timeout }
     }
 
-    /// The workers at first.
+    /// The number of workers at the start.
     pub(crate) fn worker_count(&self) -> usize {
         let cpus = std::thread::available_parallelism().map_or(2, |n| n.get());
         self.workers.unwrap_or((cpus * 2).clamp(2, 4)).clamp(2, WORKERS_MAX)

@@ -131,10 +131,10 @@ pub struct Extra {
     pub life: Option<Life>,
     /// The image file that the keeper has locked. Its path may name another file by now.
     pub file: Option<Arc<OwnedFd>>,
-    /// Other clients than the kernel of a mount change the file system: each change gets a time
-    /// stamp of its own, and the kernel caches no names and attributes.
+    /// Whether clients other than the kernel of a mount change the file system. Each change then
+    /// gets a time stamp of its own, and the kernel caches no names and attributes.
     pub shared: bool,
-    /// A budget for dirty pages that is shared with other images.
+    /// A budget for dirty pages, shared with other images.
     pub shared_budget: Option<Arc<SharedBudget>>,
 }
 

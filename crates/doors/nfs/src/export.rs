@@ -40,19 +40,20 @@ impl Rights {
     }
 }
 
-/// A change by a client, of which another door to the same file system may hold a copy.
+/// A client's change of something that another door to the same file system may have cached.
 #[derive(Clone, Copy, Debug)]
 pub enum Changed<'a> {
     /// The bytes of a file.
     Data(Ino),
-    /// A name of a directory that refers no longer to the file, no directory, that it referred to.
+    /// A name in a directory that no longer refers to the file that it referred to. Names of
+    /// directories are not reported.
     Name(Ino, &'a [u8]),
 }
 
 /// Called after each change and before its reply, with no lock held.
 pub type OnChange = Arc<dyn Fn(Changed<'_>) + Send + Sync>;
 
-/// One image, to all clients.
+/// One image, as the server exports it to all clients.
 pub(crate) struct Export {
     pub(crate) fs: FileSystem,
     pub(crate) identity: Identity,
@@ -198,8 +199,8 @@ impl Export {
         }
     }
 
-    /// Makes the data of a file durable, and what is needed to read it; without `datasync` all of
-    /// its attributes as well.
+    /// Makes the data of a file durable, with the metadata needed to read it. Without `datasync`,
+    /// all of the file's attributes as well.
     pub(crate) fn force_data(&self, ino: Ino, datasync: bool) -> Outcome<()> {
         self.forced(self.fs.fsync(ino, datasync))
     }

@@ -169,8 +169,8 @@ pub(crate) fn create(export: &Export, caller: &Caller, args: &mut Reader<'_>, w:
     Ok(())
 }
 
-/// The file of that name, or a new one. Another door to the file system may make the name after it
-/// was not found: then it is looked up again.
+/// Returns the file of that name, or makes one. Another door to the file system may make the name
+/// after it was not found; then it is looked up again.
 fn open_or_make(export: &Export, caller: &Caller, dir: &Attr, name: &[u8], wanted: &Wanted) -> Outcome<Attr> {
     let find = || match export.fs.lookup(dir.ino, name) {
         Ok(found) if found.kind == FileKind::Regular => Some(Ok(found)),
@@ -186,7 +186,8 @@ fn open_or_make(export: &Export, caller: &Caller, dir: &Attr, name: &[u8], wante
     }
 }
 
-/// Under the file's own lock, which cannot be taken while the directory's is held.
+/// Sets the file's size under the file's own lock. The caller must not hold the directory's lock:
+/// the two may be one stripe.
 fn truncate(export: &Export, caller: &Caller, file: &Attr, size: u64) -> Outcome<Attr> {
     let handle = export.handle(file)?;
     let set = export.change(&handle, &mut Around::default(), |attr| {

@@ -43,7 +43,7 @@ pub struct Args {
     image: PathBuf,
 }
 
-/// The options that say how to open the image. Others are the kernel's or the mount's.
+/// Parses the mount options. Refuses those that do not control how the image is opened.
 fn parse_options(lists: &[String]) -> Result<MountWords> {
     let words = MountWords::parse(lists.iter().map(String::as_str))?;
     if words.volatile {
@@ -78,7 +78,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let image = image::resolve(&image)?;
     let signals = TerminationSignals::block().context("block signals")?;
     let listener = nfs::listen(address)?;
-    // The client may be this machine's kernel, which may need this process to get memory back.
+    // The NFS client may be this machine's kernel, which may need this process to free memory.
     kedge_fuse::become_io_flusher();
     let extra =
         Extra { cache_size: args.cache_size, volatile: args.volatile, shared: true, ..Extra::default() };

@@ -61,8 +61,8 @@ impl<O: Ops> Server<O> {
         }
     }
 
-    /// The end of the file, if the write is to append and the kernel may not know the end: it takes
-    /// the size that it saw last, and sends no request before a write.
+    /// Returns the end of the file if the write appends and the kernel may not know the end. The
+    /// kernel appends at the size that it saw last, and sends no request before a write.
     fn end_to_append_at(&self, node: Ino, asked: &abi::WriteIn) -> Option<u64> {
         let appends = asked.flags & libc::O_APPEND as u32 != 0;
         let cached = asked.write_flags & abi::WRITE_CACHE != 0;
@@ -70,8 +70,8 @@ impl<O: Ops> Server<O> {
         may_differ.then(|| self.ops.getattr(node).ok()).flatten().map(|attr| attr.size)
     }
 
-    /// Stages the bytes if the caller writes the file atomically. `None` if it does not. The job is
-    /// for after the reply.
+    /// Stages the bytes of a WRITE if the caller has an atomic write of the file, and otherwise
+    /// returns `None`. The returned job must be queued after the reply.
     fn staged(
         &self,
         header: &InHeader,
