@@ -1,4 +1,4 @@
-use crate::{Device, FileDevice, OpenOptions};
+use crate::{Device, FileDevice, Io, Op, OpenOptions, run_batch};
 use kedge_base::{Error, IoBuf};
 use std::time::Duration;
 
@@ -119,4 +119,37 @@ fn an_open_of_a_part_punches_no_hole() {
     let part = super::Part { offset: 0, len: Some(MIB / 2) };
     let not_tried = FileDevice::open_part(&path, part, OpenOptions::default()).unwrap();
     assert_eq!(not_tried.geometry().discard_granularity, 4096);
+}
+
+#[test]
+fn a_released_device_is_closed_although_it_exists() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    for io_uring in [true, false] {
+        let options = OpenOptions { io_uring, ..OpenOptions::default() };
+        let device = FileDevice::create(&path, MIB, options).unwrap();
+        device.write(0, &IoBuf::zeroed(1), true).unwrap();
+        assert!(matches!(FileDevice::open(&path, options), Err(Error::Busy(_))));
+        device.release().unwrap();
+        // A child that another test starts has a copy of the descriptor until it executes a program.
+        let mut other = FileDevice::open(&path, options);
+        for _ in 0..500 {
+            if other.is_ok() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+            other = FileDevice::open(&path, options);
+        }
+        let other = other.expect("the lock is released");
+        let closed = |e: Error| matches!(e, Error::Io { errno: libc::EBADF, .. });
+        assert!(closed(device.write(0, &IoBuf::zeroed(1), false).unwrap_err()));
+        assert!(closed(device.read(0, &mut IoBuf::zeroed(1)).unwrap_err()));
+        assert!(closed(device.flush().unwrap_err()));
+        let two = [0, 4096].map(|offset| Io { offset, op: Op::Write { buf: IoBuf::zeroed(1), fua: true } });
+        for sent in run_batch(&*device, two.into()) {
+            assert!(closed(sent.result.unwrap_err()));
+        }
+        drop(device);
+        other.flush().expect("the number of the closed file is not reused");
+    }
 }
