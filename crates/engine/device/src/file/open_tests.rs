@@ -137,7 +137,7 @@ fn a_released_device_is_closed_although_it_exists() {
             if other.is_ok() {
                 break;
             }
-            std::thread::sleep(Duration::from_millis(10));
+            kedge_base::pause(Duration::from_millis(10));
             other = FileDevice::open(&path, options);
         }
         let other = other.expect("the lock is released");
