@@ -15,8 +15,8 @@
 //! 3. The same holds for images that `fsck -p` and `fsck -y` have repaired or found clean.
 //! 4. `fsck -y` leaves a clean image, unless no superblock is valid, a counter that fsck cannot
 //!    recompute is used up, or there is no space for a second tree.
-//! 5. An image that was opened, used and closed without an error opens again, unless a counter
-//!    exceeded its maximum.
+//! 5. An image that was opened, used and closed without an error has a valid superblock afterwards,
+//!    unless a counter exceeded its maximum. It may still have a damaged node that was not read.
 
 use super::damage::{Base, base, flag};
 use super::inside::{Inside, inside, newest};
