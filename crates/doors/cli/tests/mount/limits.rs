@@ -120,6 +120,7 @@ fn a_copy_that_a_limit_stops_is_short() {
     }
     source.set_len(512 * BLOCK as u64).unwrap();
     source.sync_all().unwrap();
+    drop(source);
     let source = File::open(mnt.join("source")).unwrap();
     let target =
         File::options().read(true).write(true).create_new(true).open(mnt.join("box/target")).unwrap();
