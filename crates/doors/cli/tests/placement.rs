@@ -87,17 +87,6 @@ fn judge(place: &Place, dir: &str, made: u32) {
     assert_eq!(fs::read_dir(place.path("mnt").join(dir)).unwrap().count() as u32, made / 2, "{dir}");
 }
 
-/// Waits until the companion, the worker on its client's processor, has moved more than `moves`
-/// times. Returns the number of its moves.
-fn until_moved(place: &Place, moves: u64) -> u64 {
-    let mut now = moves;
-    until("the companion follows its client", || {
-        now = placement(place)["moves"].as_u64().unwrap();
-        now > moves
-    });
-    now
-}
-
 #[test]
 fn the_server_follows_a_client_from_processor_to_processor() {
     let cpus = processors();
@@ -106,22 +95,25 @@ fn the_server_follows_a_client_from_processor_to_processor() {
     }
     let _alone = alone();
     let place = Place::after("mount --create 64M -o placement=on disk.kedge mnt");
-    let (mut moves, dir) = (0, place.path("mnt/d"));
+    let dir = place.path("mnt/d");
     fs::create_dir(&dir).unwrap();
+    let count = |what: &str| placement(&place)[what].as_u64().unwrap();
+    // On a busy processor the companion, the worker on its client's processor, rests, each time for
+    // longer. Then it need not follow.
     for (round, cpu) in [cpus[0], cpus[1], cpus[0]].into_iter().enumerate() {
+        let (moves, rests) = (count("moves"), count("starved"));
+        let starved = || count("starved") > rests;
         let client = Client::start(dir.join(round.to_string()), Some(cpu));
-        moves = until_moved(&place, moves);
-        // On a busy processor the companion rests, each time for longer.
-        let starved = || placement(&place)["starved"].as_u64().unwrap();
-        let rests = starved();
+        until("the companion follows its client, or gets no processor", || {
+            count("moves") > moves || starved()
+        });
         until("it is where the client is, or gets no processor", || {
-            placement(&place)["processor"] == cpu || starved() > rests
+            placement(&place)["processor"] == cpu || starved()
         });
         until("the statistics say so", || {
-            place.run("stats mnt").ok().contains("placement    on the client's processor")
-                || starved() > rests
+            place.run("stats mnt").ok().contains("placement    on the client's processor") || starved()
         });
-        if starved() > rests {
+        if starved() {
             println!("processor {cpu} is busy, so the companion rests");
         }
         let made = client.end();
