@@ -131,6 +131,6 @@ impl Device for Disk {
         self.shared.changed.notify_all();
     }
 
-    delegate!(shared.below: geometry, stats, grow, cut, release, room, host_free, first_hole, latency, name);
+    delegate!(shared.below: geometry, stats, grow, cut, room, host_free, first_hole, latency, name);
     delegate!(shared: read, write, flush, discard, write_zeroes);
 }

@@ -26,6 +26,14 @@ impl Barrier for NoData {
     fn barrier(&self) -> Result<()> {
         Ok(())
     }
+
+    fn settle(&self) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn flush_after(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 fn open() -> Arc<Log> {
@@ -56,7 +64,7 @@ fn work(log: &Log, seed: u64) -> Result<u64> {
         match rng.random_range(0..4) {
             0 => drop(reservation),
             1 => {
-                log.append_last(&mut reservation, &[1; RECORD]);
+                log.append_as(&mut reservation, &[1; RECORD], true, true);
                 appended += 1;
             }
             2 => {
