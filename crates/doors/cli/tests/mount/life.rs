@@ -366,8 +366,8 @@ fn is_free_after_umount(mount: &str) {
         let device = tool(command, "mount").trim().to_owned();
         let attached = format!("/sys/block/{}/loop/backing_file", &device["/dev/".len()..]);
         place.run(&format!("{mount} {device} mnt")).ok();
-        // One other process does all of it: children that other tests start have copies of the files
-        // that this process has open, until they execute a program.
+        // One other process does all of it: children that other tests start have copies of the
+        // files that this process has open, until they execute a program.
         let mut command = place.command("sh");
         command.args([
             "-ec",

@@ -131,7 +131,8 @@ fn a_released_device_is_closed_although_it_exists() {
         device.write(0, &IoBuf::zeroed(1), true).unwrap();
         assert!(matches!(FileDevice::open(&path, options), Err(Error::Busy(_))));
         device.release().unwrap();
-        // A child that another test starts has a copy of the descriptor until it executes a program.
+        // A child that another test starts has a copy of the descriptor until it executes a
+        // program.
         let mut other = FileDevice::open(&path, options);
         for _ in 0..500 {
             if other.is_ok() {
