@@ -100,13 +100,17 @@ fn the_server_follows_a_client_from_processor_to_processor() {
     let count = |what: &str| placement(&place)[what].as_u64().unwrap();
     // On a busy processor the companion, the worker on its client's processor, rests, each time for
     // longer. Then it need not follow.
+    let mut moves = 0;
     for (round, cpu) in [cpus[0], cpus[1], cpus[0]].into_iter().enumerate() {
-        let (moves, rests) = (count("moves"), count("starved"));
+        let rests = count("starved");
         let starved = || count("starved") > rests;
         let client = Client::start(dir.join(round.to_string()), Some(cpu));
+        let mut now = moves;
         until("the companion follows its client, or gets no processor", || {
-            count("moves") > moves || starved()
+            now = count("moves");
+            now > moves || starved()
         });
+        moves = now;
         until("it is where the client is, or gets no processor", || {
             placement(&place)["processor"] == cpu || starved()
         });
