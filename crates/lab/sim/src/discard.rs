@@ -19,19 +19,20 @@ pub enum Giver {
     Trim,
     /// The background thread, with the option `discard`, before and after the deletion is durable.
     Background,
-    /// A trim request whose first discard takes effect and fails.
-    FailedTrim,
+    /// A trim request from this offset on, whose first discard takes effect and fails. The later
+    /// file gets the discarded blocks only for some offsets.
+    FailedTrim(u64),
 }
 
 impl Giver {
     fn give(self, fs: &FileSystem, device: &SimDevice) -> Result<(), String> {
         let failed = |what: &'static str| move |e: kedgefs::Error| format!("{what}: {e}");
         match self {
-            Giver::FailedTrim => {
+            Giver::FailedTrim(start) => {
                 // The trim forces the log first, so that is done before the plan counts.
                 fs.sync().map_err(failed("sync"))?;
                 device.set_plan(FaultPlan::new(1).done_and_failed(0, kedge_base::errno::EIO));
-                let result = fs.trim(0, u64::MAX, 0);
+                let result = fs.trim(start, u64::MAX - start, 0);
                 let strikes = device.strikes().len();
                 device.set_plan(FaultPlan::new(1));
                 match (result, strikes) {
