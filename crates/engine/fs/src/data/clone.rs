@@ -27,8 +27,12 @@
 //!   not: the mark is in the tree once the record is committed, and until then the locks of both
 //!   files are held. If the record is lost, so are all later ones, and the blocks belong to the
 //!   source alone, with its bytes.
-//! - Bytes of either file in the log never belong to a cloned block, because nothing in the two
-//!   ranges is log-resident when the clone commits.
+//! - Nothing in the two ranges is log-resident when the record is made. So bytes in the log never
+//!   belong to a cloned block, with one exception: within one file the source may end with the cut
+//!   block of the file, and the record that clones it zeroes its bytes after the old end. These zeros
+//!   are log-resident, and for the source alone. They belong to a block that is now shared, so
+//!   writeback and recovery put them into a new one, which is promised to the page before the record
+//!   is committed. The target has the cut block too, and ends within it.
 
 use super::Files;
 use super::counting::Counting;
@@ -340,6 +344,9 @@ impl Files {
         if named > size && to * BLOCK > size {
             let end = size.next_multiple_of(BLOCK).min(named);
             self.zero_range_of_block(target, &mut record, &mut zeros, (size, end))?;
+            if source.ino == target.ino {
+                self.promise_shared(target, &mut zeros, from.0..from.1)?;
+            }
         }
         let void = (replaced.0 * BLOCK, replaced.1.saturating_mul(BLOCK));
         if store.is_resident(target.ino, void.0, void.1 - void.0) {
@@ -363,9 +370,10 @@ impl Files {
         if let Some(charge) = &mut charge {
             charge.spent(charge.held_blocks(), 0);
         }
-        self.settle_zeros(target, &mut zeros);
-        // The source's pages stay, but their blocks are shared now.
+        // The source's pages stay, but their blocks are shared now. If the zeros are in such a block,
+        // its page moves later.
         source.pages.lock().share(from.0..from.1);
+        self.settle_zeros(target, &mut zeros);
         self.forget_pages(target, replaced.0, replaced.1);
         Ok(())
     }

@@ -14,6 +14,11 @@
 //! the record and the change of the pages `io` keeps readers out, and `wb` writeback: a checkpoint
 //! that finds the range log-resident waits for `wb` before it writes the page in place.
 //!
+//! A preallocation releases the promises of exactly those pages whose holes it fills. Every other page
+//! that must not run out of space keeps its block: a page over an unwritten extent that another tree
+//! uses is written to a new block. If the page is log-resident and there were none, the checkpoint
+//! could not write it in place, the log would become full, and recovery would have no block for it.
+//!
 //! In a file with checksums older bytes beside a newer checksum would be an error. So in such a
 //! file zero range forces the log before anything can be written to the blocks.
 //!
@@ -60,6 +65,14 @@ const PREALLOCATE: Need =
 /// extent before the range may change too, and one extent may be cut at each end of the range.
 const fn shift_need(items: usize) -> Need {
     Need::record(Class::Normal).patches(1).extents(2 * (items + 4)).runs(items + 2)
+}
+
+/// What one record of a preallocation allocates.
+struct Filled {
+    /// Ranges of file blocks that were holes.
+    ranges: Vec<Range<u64>>,
+    /// The file block up to which no hole is left.
+    reached: u64,
 }
 
 impl Files {
@@ -298,7 +311,8 @@ impl Files {
             let mut record = RecordBuilder::new(RecordOp::Fallocate);
             let mut set = ExtentSet::default();
             let mut new = Taken { store: self.engine.store(), extents: Vec::new() };
-            let reached = self.take_holes(inode, at, at + want, &mut set, &mut promise, &mut new)?;
+            let filled = self.take_holes(inode, at, at + want, &mut set, &mut promise, &mut new)?;
+            let reached = filled.reached;
             pause::at(Point::ExtentsTaken);
             let finished = reached >= last;
             let size = inode.meta.lock().core.size;
@@ -331,7 +345,7 @@ impl Files {
             }
             drop(changes);
             self.settle_zeros(inode, &mut zeros);
-            self.settle_preallocated(inode, at, reached);
+            self.settle_preallocated(inode, &filled.ranges);
             at = reached;
             if finished {
                 return Ok(());
@@ -369,8 +383,7 @@ impl Files {
         Ok(Some(charge))
     }
 
-    /// Allocates extents for the holes of `[at, to)` until the record is full. Returns the file
-    /// block that it reached.
+    /// Allocates extents for the holes of `[at, to)` until the record is full.
     fn take_holes(
         &self,
         inode: &Inode,
@@ -379,7 +392,8 @@ impl Files {
         set: &mut ExtentSet,
         promise: &mut Option<DataReservation>,
         new: &mut Taken<'_>,
-    ) -> Result<u64> {
+    ) -> Result<Filled> {
+        let mut ranges = Vec::new();
         for m in extents::map(self.engine.store(), inode, at, to - at)? {
             if m.place != Place::Hole {
                 continue;
@@ -388,7 +402,7 @@ impl Files {
             let mut done = 0;
             while done < m.blocks {
                 if new.extents.len() >= NEW_EXTENTS {
-                    return Ok(m.first + done);
+                    return Ok(Filled { ranges, reached: m.first + done });
                 }
                 let goal = inode
                     .meta
@@ -398,22 +412,25 @@ impl Files {
                 let extent = self.engine.store().alloc_data(goal, m.blocks - done, promise.as_mut())?;
                 new.extents.push(extent);
                 set.insert_new(m.first + done, extent, true, self.engine.store().birth());
+                ranges.push(m.first + done..m.first + done + extent.blocks);
                 inode.meta.lock().goal = Some(extent.end());
                 done += extent.blocks;
             }
         }
-        Ok(to)
+        Ok(Filled { ranges, reached: to })
     }
 
-    /// Releases the promises of pages whose blocks have just been allocated.
-    fn settle_preallocated(&self, inode: &Inode, from: u64, to: u64) {
+    /// Releases the promises of pages whose holes have just been filled.
+    fn settle_preallocated(&self, inode: &Inode, filled: &[Range<u64>]) {
         let mut pages = inode.pages.lock();
         let (mut surplus, mut charged) = (0, Vec::new());
-        for (index, page) in pages.map.range_mut(from..to) {
-            if page.backing == Backing::Reserved {
-                surplus += 1;
-                page.backing = Backing::Unwritten;
-                charged.extend(page.is_charged().then_some(*index));
+        for range in filled {
+            for (index, page) in pages.map.range_mut(range.clone()) {
+                if page.backing == Backing::Reserved {
+                    surplus += 1;
+                    page.backing = Backing::Unwritten;
+                    charged.extend(page.is_charged().then_some(*index));
+                }
             }
         }
         pages.release(surplus);

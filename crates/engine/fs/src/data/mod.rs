@@ -37,3 +37,6 @@ impl Files {
         &self.orphans
     }
 }
+
+#[cfg(test)]
+mod promise_tests;

@@ -22,7 +22,7 @@ use super::read::HeldPage;
 use super::write::promise_page;
 use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
-use crate::cache::pages::{Backing, Delta, Pages, Which};
+use crate::cache::pages::{Backing, Delta, Page, Pages, Which};
 use crate::error::{Error, Result};
 use crate::extents::{self, ExtentSet, Removed};
 use crate::flags;
@@ -37,6 +37,7 @@ use kedge_format::item::{FILE_SIZE_MAX, Orphan};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_store::{Class, DataReservation, Handle, Need};
 use smallvec::SmallVec;
+use std::ops::Range;
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -414,6 +415,23 @@ impl Files {
         }
         let bytes = ((from - index * BLOCK) as usize, (to - index * BLOCK) as usize);
         zeros.0.push(Zero { index, bytes, is_recorded, promise, _held: held });
+        Ok(())
+    }
+
+    /// Promises a block to each page of `zeros` in `blocks`, which the record is about to share. The
+    /// pages become shared before [`Zeros::settle`].
+    pub(super) fn promise_shared(
+        &self,
+        inode: &Inode,
+        zeros: &mut Zeros<'_>,
+        blocks: Range<u64>,
+    ) -> Result<()> {
+        let is_written = |page: &Page| page.backing == Backing::Written;
+        for zero in zeros.0.iter_mut().filter(|zero| blocks.contains(&zero.index)) {
+            if inode.pages.lock().get(zero.index).is_some_and(is_written) && zero.promise.is_none() {
+                zero.promise = Some(self.engine.store().alloc().reserve_data(1)?);
+            }
+        }
         Ok(())
     }
 
