@@ -363,10 +363,15 @@ impl FileSystem {
     /// extents: 128 in either file, more than 256 different counts of shared blocks, or more than
     /// 16 MiB with checksums. The target is then truncated, and the contents arrive from the start
     /// on. Other callers, a crash and an error may find the target empty, or with a prefix of the
-    /// new contents, which is its size then, or without a hole at the end of the source.
+    /// new contents, which is its size then. What is appended to the source meanwhile is not cloned.
     ///
-    /// Fails with [`Error::CrossTree`] if the files are in two trees, and with [`Error::Invalid`]
-    /// if only one of them has checksums of its data.
+    /// # Errors
+    /// ENOENT: one of the inodes does not exist. EISDIR or EINVAL: one is not a regular file.
+    /// EINVAL: only one of the files has checksums of its data, or the source was cut while the
+    /// clone was made. EXDEV: the files are in two trees. EPERM: the target is immutable or
+    /// append-only. ENOSPC: the image is full. EDQUOT: a limit does not allow the blocks of the
+    /// target. EBUSY: one of the files is written without pause. EROFS: the image or the tree is
+    /// read-only. EIO: the device failed.
     pub fn clone_file(&self, source: Ino, target: Ino) -> Result<()> {
         self.change(OpKind::clone, target, |fs, target| {
             fs.files().clone_file(fs.numbers().inward(source), target)
@@ -377,7 +382,13 @@ impl FileSystem {
     /// at `target_offset`. With `len` 0 the range extends to the end of the source. Offsets and
     /// length are multiples of 4096 bytes, except that the range may end at the end of the source,
     /// if it then reaches the end of the target or beyond. Both may be the same file, if the ranges
-    /// do not overlap.
+    /// do not overlap. The source may become longer while the range is cloned.
+    ///
+    /// # Errors
+    /// As for [`FileSystem::clone_file`]. Also EINVAL: an offset or the length is not such a
+    /// multiple, the range ends after the source, or the ranges of one file overlap. EFBIG: a range
+    /// ends after the largest offset. If an error stops a range of several records, the target has
+    /// a prefix of the range.
     pub fn clone_range(
         &self,
         source: Ino,

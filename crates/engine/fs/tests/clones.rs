@@ -6,7 +6,8 @@ use kedge_base::{BLOCK_SIZE, SystemClock};
 use kedge_device::MemDevice;
 use kedge_format::superblock::INCOMPAT_CLONES;
 use kedgefs::{
-    Error, FallocateMode, FileFlags, FileSystem, FormatOptions, Ino, Owner, SetAttr, SetLimit, WriteMode,
+    Error, FallocateMode, FileFlags, FileSystem, FormatOptions, Ino, MountOptions, Owner, SetAttr, SetLimit,
+    WriteMode,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -266,6 +267,125 @@ fn an_overwrite_of_shared_blocks_needs_space_and_says_so_at_once() {
     fs.write(target, 0, &vec![4; 4 * MIB as usize]).unwrap();
     fs.close().unwrap();
     assert_clean(&device);
+}
+
+/// Pages in unwritten blocks that a snapshot shares are promised other blocks. A preallocation, which
+/// allocates nothing there, leaves them their promises.
+#[test]
+fn a_preallocation_takes_no_promise_of_a_page_in_shared_blocks() {
+    let device = make(32 * MIB);
+    let fs = open(&device);
+    let ino = new(&fs, "file");
+    let preallocate =
+        || fs.fallocate(ino, FallocateMode::Allocate { keep_size: true }, 0, 4 * MIB).unwrap();
+    preallocate();
+    fs.fork(Ino::ROOT, Ino::ROOT, b"snapshot", true).unwrap();
+    let old = noise(&mut SmallRng::seed_from_u64(6), 4 * MIB as usize);
+    // Some pages become log-resident, and others stay dirty.
+    for block in (0..64).step_by(2) {
+        fs.write(ino, block * BLOCK, &old[(block * BLOCK) as usize..][..100]).unwrap();
+        fs.fsync(ino, false).unwrap();
+    }
+    fs.write(ino, 0, &old).unwrap();
+    preallocate();
+    let filler = new(&fs, "filler");
+    let mut filled = 0;
+    while let Ok(n) = fs.write(filler, filled, &[3; 65536]) {
+        filled += n as u64;
+    }
+    fs.sync().unwrap();
+    fs.checkpoint().unwrap();
+    assert!(contents(&fs, ino) == old);
+    fs.close().unwrap();
+    assert_clean(&device);
+}
+
+/// The first record of a clone within a file makes the file longer, so the source no longer ends
+/// with it.
+#[test]
+fn a_clone_of_many_records_within_a_file_ends_where_the_file_ended() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    let ino = new(&fs, "file");
+    let mut rng = SmallRng::seed_from_u64(7);
+    for n in 0..300 {
+        fs.write(ino, 2 * n * BLOCK, &noise(&mut rng, BLOCK_SIZE)).unwrap();
+    }
+    fs.write(ino, 600 * BLOCK, b"cut 5").unwrap();
+    let mut shall = contents(&fs, ino);
+    fs.clone_range(ino, 0, ino, 601 * BLOCK, 0).unwrap();
+    let old = shall.clone();
+    shall.resize(601 * BLOCK_SIZE, 0);
+    shall.extend(old);
+    assert!(contents(&fs, ino) == shall);
+    fs.sync().unwrap();
+    assert_clean(&device);
+    assert!(contents(&open(&Arc::new(device.fork())), ino) == shall);
+    // What was behind the end of the clone does not show when the file grows.
+    truncate(&fs, ino, 1202 * BLOCK);
+    shall.resize(1202 * BLOCK_SIZE, 0);
+    assert!(contents(&fs, ino) == shall);
+    fs.close().unwrap();
+    assert_clean(&device);
+}
+
+/// A log is cloned while a program appends to it.
+#[test]
+fn a_clone_of_a_file_that_grows_has_its_start() {
+    let device = make(64 * MIB);
+    let fs = open(&device);
+    let (source, target) = (new(&fs, "source"), new(&fs, "target"));
+    for n in 0..300 {
+        fs.write(source, 2 * n * BLOCK, &[7; BLOCK_SIZE]).unwrap();
+    }
+    let start = fs.getattr(source).unwrap().size;
+    let old = contents(&fs, source);
+    let (end, appends) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut at = start;
+            while !end.load(Ordering::Relaxed) {
+                at += fs.write(source, at, &[8; 33]).unwrap() as u64;
+                appends.fetch_add(1, Ordering::Relaxed);
+                // A clone waits until the source is clean for a moment.
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+        });
+        let mut clones = 0;
+        while clones < 20 || appends.load(Ordering::Relaxed) < 100 {
+            fs.clone_file(source, target).unwrap();
+            let is = contents(&fs, target);
+            assert!(is.starts_with(&old), "{} bytes", is.len());
+            assert!(is[start as usize..].iter().all(|byte| *byte == 8));
+            // The bytes of the source behind the end of the target do not show.
+            let size = is.len() as u64;
+            truncate(&fs, target, size + BLOCK);
+            assert!(contents(&fs, target)[size as usize..].iter().all(|byte| *byte == 0));
+            clones += 1;
+        }
+        end.store(true, Ordering::Relaxed);
+    });
+    fs.close().unwrap();
+    assert_clean(&device);
+}
+
+#[test]
+fn a_clone_of_a_file_to_itself_is_checked_like_others() {
+    let device = make_with(64 * MIB, FormatOptions { immutable: true, ..FormatOptions::default() });
+    let fs = open(&device);
+    let file = put(&fs, Ino::ROOT, "file", b"kept");
+    let dir = fs.mkdir(Ino::ROOT, b"dir", 0o755, OWNER).unwrap().ino;
+    let errno = |fs: &FileSystem, ino| fs.clone_file(ino, ino).map_err(|e| e.errno());
+    assert_eq!(errno(&fs, file), Ok(()));
+    assert_eq!(contents(&fs, file), b"kept");
+    assert_eq!(errno(&fs, Ino(999_999)), Err(2));
+    assert_eq!(errno(&fs, dir), Err(21));
+    fs.set_flags(file, FileFlags::IMMUTABLE).unwrap();
+    assert_eq!(errno(&fs, file), Err(1));
+    fs.close().unwrap();
+    let options = MountOptions { read_only: true, ..MountOptions::default() };
+    let fs = FileSystem::open(device, Arc::new(SystemClock::default()), options).unwrap();
+    assert_eq!(errno(&fs, file), Err(30));
 }
 
 #[test]

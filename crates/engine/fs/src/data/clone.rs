@@ -123,7 +123,7 @@ impl Files {
         let size = source.meta.lock().core.size;
         let len = if range.len == 0 { size.saturating_sub(range.from) } else { range.len };
         let range = CloneRange { len, ..range };
-        check(&source, &target, range)?;
+        check(&source, &target, range, size)?;
         if len == 0 {
             return Ok((0, Ok(())));
         }
@@ -142,9 +142,6 @@ impl Files {
 
     /// Replaces the contents of `target` by those of `source`.
     pub(crate) fn clone_file(&self, source: Ino, target: Ino) -> Result<()> {
-        if source == target {
-            return Ok(());
-        }
         let (from, to) = (self.inodes.get_file(source)?, self.inodes.get_file(target)?);
         if !self.engine.store().same_tree(source, target) {
             return Err(Error::CrossTree);
@@ -152,25 +149,35 @@ impl Files {
         if from.has_sums() != to.has_sums() {
             return Err(Error::Invalid("only one of the files has checksums of its data"));
         }
+        if source == target {
+            return self.check_target(&to);
+        }
         // Broken on purpose: readers and a crash can find the target empty.
         if !broken::is(Variant::CloneAfterTruncate) && self.clone_whole(&from, &to)? {
             return Ok(());
         }
+        // What is appended to the source from now on is not cloned.
+        let len = from.meta.lock().core.size;
         self.truncate(&to, 0)?;
-        self.clone_range(source, target, CloneRange { from: 0, to: 0, len: 0 })?.1?;
-        let size = from.meta.lock().core.size;
-        // The source ends with a hole, which the clone of its range did not add to the size.
-        if to.meta.lock().core.size < size { self.truncate(&to, size) } else { Ok(()) }
+        match len {
+            0 => Ok(()),
+            _ => self.clone_range(source, target, CloneRange { from: 0, to: 0, len })?.1,
+        }
+    }
+
+    /// Checks whether a clone may change the target.
+    fn check_target(&self, target: &Inode) -> Result<()> {
+        if self.engine.store().is_read_only() {
+            return Err(kedge_base::Error::ReadOnly.into());
+        }
+        flags::check_change(&target.meta.lock().core)
     }
 
     /// [`Files::clone_file`] in one record. Returns false, without a change, if one record cannot
     /// hold it.
     fn clone_whole(&self, source: &Arc<Inode>, target: &Arc<Inode>) -> Result<bool> {
         let store = self.engine.store();
-        if store.is_read_only() {
-            return Err(kedge_base::Error::ReadOnly.into());
-        }
-        flags::check_change(&target.meta.lock().core)?;
+        self.check_target(target)?;
         self.take_out(source)?;
         self.take_out(target)?;
         store.allow_clones()?;
@@ -261,7 +268,7 @@ impl Files {
     ) -> Result<u64> {
         let store = self.engine.store();
         let mut locked = self.lock_clean(source, target, range)?;
-        check(source, target, range)?;
+        check_sizes(source, target, range)?;
         flags::check_change(&target.meta.lock().core)?;
         let (from, to) = (range.from / BLOCK, range.to / BLOCK);
         let mut upto = range.len.div_ceil(BLOCK);
@@ -414,8 +421,9 @@ impl Files {
     }
 }
 
-/// Checks the alignment of the range: whole blocks, or up to the ends of both files.
-fn check(source: &Inode, target: &Inode, range: CloneRange) -> Result<()> {
+/// Checks a range before its first record: whole blocks, or up to the ends of both files. `size` is
+/// that of the source.
+fn check(source: &Inode, target: &Inode, range: CloneRange, size: u64) -> Result<()> {
     let CloneRange { from, to, len } = range;
     if !from.is_multiple_of(BLOCK) || !to.is_multiple_of(BLOCK) {
         return Err(Error::Invalid("files share whole blocks of 4096 bytes"));
@@ -426,16 +434,30 @@ fn check(source: &Inode, target: &Inode, range: CloneRange) -> Result<()> {
     if to_end > FILE_SIZE_MAX {
         return Err(Error::FileTooLarge);
     }
-    if from_end > source.meta.lock().core.size {
+    if from_end > size {
         return Err(Error::Invalid("the range ends after the source"));
     }
-    let size = target.meta.lock().core.size;
-    if !len.is_multiple_of(BLOCK) && (from_end != source.meta.lock().core.size || to_end < size) {
+    if !len.is_multiple_of(BLOCK) && from_end < size {
         return Err(Error::Invalid("files share whole blocks of 4096 bytes, or up to both ends"));
     }
+    check_sizes(source, target, range)?;
     let (from_last, to_last) = (from_end.next_multiple_of(BLOCK), to_end.next_multiple_of(BLOCK));
     if source.ino == target.ino && from < to_last && to < from_last {
         return Err(Error::Invalid("the ranges of one file overlap"));
+    }
+    Ok(())
+}
+
+/// Checks a range before each of its records. The source may have become longer since [`check`], by
+/// an append or by this clone itself. The target then gets a last block with bytes after its end,
+/// which no read returns: a file that grows past a cut block zeroes these bytes first.
+fn check_sizes(source: &Inode, target: &Inode, range: CloneRange) -> Result<()> {
+    let CloneRange { from, to, len } = range;
+    if from + len > source.meta.lock().core.size {
+        return Err(Error::Invalid("the range ends after the source"));
+    }
+    if !len.is_multiple_of(BLOCK) && to + len < target.meta.lock().core.size {
+        return Err(Error::Invalid("files share whole blocks of 4096 bytes, or up to both ends"));
     }
     Ok(())
 }
