@@ -90,7 +90,7 @@ impl Attr {
 pub enum SetTime {
     /// The time of the call.
     Now,
-    /// This time.
+    /// This time. Its nanoseconds are less than 1,000,000,000.
     At(Timespec),
 }
 
@@ -110,7 +110,8 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// Time of the last change of the contents.
     pub mtime: Option<SetTime>,
-    /// Time of the last change of contents or attributes.
+    /// Time of the last change of contents or attributes. Its nanoseconds are less than
+    /// 1,000,000,000.
     pub ctime: Option<Timespec>,
     /// Only clears set-user-id and set-group-id where `mode` lacks them. To be set with `mode` and
     /// no other field. This is permitted for an append-only file too, since a write by another user

@@ -1,6 +1,6 @@
 //! Basic operations in one process: names, data, fsync, reopening, crashing.
 
-use crate::common::images::open_still;
+use crate::common::images::{assert_clean, open_still};
 use kedge_device::MemDevice;
 use kedgefs::*;
 use std::sync::Arc;
@@ -257,4 +257,52 @@ fn nothing_follows_the_largest_cookie() {
     .unwrap();
     assert_eq!(names, 0);
     fs.close().unwrap();
+}
+
+/// A record with such a time could not be read again: every later record of the inode would fail.
+#[test]
+fn a_time_with_too_many_nanoseconds_is_refused() {
+    let (_device, fs) = fresh(32 << 20);
+    let ino = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
+    fs.write(ino, 0, &[1; 100]).unwrap();
+    let before = fs.getattr(ino).unwrap();
+    let bad = Timespec { sec: 0, nsec: 1_000_000_000 };
+    let sets = [
+        SetAttr { atime: Some(SetTime::At(bad)), ..SetAttr::default() },
+        SetAttr { mtime: Some(SetTime::At(bad)), size: Some(7), ..SetAttr::default() },
+        SetAttr { ctime: Some(bad), mtime: Some(SetTime::Now), ..SetAttr::default() },
+        SetAttr { mtime: Some(SetTime::At(bad)), mode: Some(0o600), ..SetAttr::default() },
+    ];
+    for set in sets {
+        assert_eq!(fs.setattr(ino, &set).unwrap_err().errno(), 22, "{set:?}");
+    }
+    assert_eq!(fs.getattr(ino).unwrap(), before);
+    let last = Timespec { sec: -1, nsec: 999_999_999 };
+    fs.setattr(ino, &SetAttr { mtime: Some(SetTime::At(last)), ..SetAttr::default() }).unwrap();
+    fs.sync().unwrap();
+    assert_eq!(fs.getattr(ino).unwrap().mtime, last);
+    fs.close().unwrap();
+}
+
+/// fsck finds a NUL in the name of an attribute or in the target of a link damaged.
+#[test]
+fn names_of_attributes_and_targets_of_links_have_no_nul() {
+    let (device, fs) = fresh(32 << 20);
+    let owner = Owner::default();
+    let ino = fs.create(Ino::ROOT, b"f", 0o644, owner).unwrap().ino;
+    let name = b"user.a\0b";
+    let errno = |result: Result<()>| result.unwrap_err().errno();
+    assert_eq!(errno(fs.setxattr(ino, name, b"value", XattrMode::Any)), 22);
+    assert_eq!(errno(fs.getxattr(ino, name).map(drop)), 22);
+    assert_eq!(errno(fs.removexattr(ino, name)), 22);
+    assert_eq!(errno(fs.symlink(Ino::ROOT, b"link", b"to\0", owner).map(drop)), 22);
+    assert_eq!(errno(fs.symlink_nameless(Ino::ROOT, b"to\0", owner).map(drop)), 22);
+    let tree = fs.receive(None, Ino::ROOT, b"received").unwrap();
+    assert_eq!(errno(tree.make(Ino(5), Ino::ROOT, b"link", 0o120_777, 0, b"to\0")), 22);
+    tree.make(Ino(5), Ino::ROOT, b"f", 0o100_644, 0, b"").unwrap();
+    assert_eq!(errno(tree.set_xattr(Ino(5), name, Some(b"value"))), 22);
+    tree.abandon().unwrap();
+    assert_eq!(fs.listxattr(ino).unwrap(), Vec::<Vec<u8>>::new());
+    fs.close().unwrap();
+    assert_clean(&device);
 }

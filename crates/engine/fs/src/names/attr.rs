@@ -15,6 +15,8 @@ use std::sync::Arc;
 
 /// The set-user-id and set-group-id bits of a mode.
 const SET_ID: u32 = 0o6000;
+/// Nanoseconds in a second.
+const NSEC_PER_SEC: u32 = 1_000_000_000;
 
 impl Names {
     pub(crate) fn getattr(&self, ino: Ino) -> Result<Attr> {
@@ -35,6 +37,11 @@ impl Names {
 
     pub(crate) fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
         self.engine.check_open()?;
+        // A record with such a time could not be read.
+        let given = [set.atime, set.mtime, set.ctime.map(SetTime::At)];
+        if given.iter().any(|time| matches!(time, Some(SetTime::At(t)) if t.nsec >= NSEC_PER_SEC)) {
+            return Err(Error::Invalid("a time with a billion or more nanoseconds"));
+        }
         let inode = self.inodes.get(ino)?;
         if let Some(size) = set.size {
             match inode.kind {

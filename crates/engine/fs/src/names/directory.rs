@@ -52,6 +52,15 @@ pub(super) fn check_name(name: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// Checks the target of a symbolic link; that of other inodes is empty.
+fn check_link_target(target: &[u8]) -> Result<()> {
+    if target.len() > SYMLINK_MAX {
+        return Err(Error::NameTooLong);
+    }
+    // readlink(2) ends at a NUL, and fsck finds such a target damaged.
+    if target.contains(&0) { Err(Error::Invalid("a NUL in the target of a symbolic link")) } else { Ok(()) }
+}
+
 /// The parameters of create, mkdir, mknod and symlink.
 pub(crate) struct Make<'a> {
     pub kind: FileKind,
@@ -213,9 +222,7 @@ impl Names {
 
     fn make_as(&self, number: Number, dir: Ino, name: &[u8], make: &Make<'_>) -> Result<Attr> {
         check_name(name)?;
-        if make.target.len() > SYMLINK_MAX {
-            return Err(Error::NameTooLong);
-        }
+        check_link_target(make.target)?;
         let dir = self.inodes.get_dir(dir)?;
         let need = Need::record(Class::Normal).patches(1).creates(1).puts(1, dentry_len(name));
         let need = if make.target.is_empty() { need } else { need.puts(1, make.target.len()) };
@@ -274,9 +281,7 @@ impl Names {
     /// Creates an inode without a name, of any kind but a directory: it is an orphan until it is
     /// linked. Returns it with one pin.
     pub(crate) fn make_nameless(&self, dir: Ino, make: &Make<'_>) -> Result<Attr> {
-        if make.target.len() > SYMLINK_MAX {
-            return Err(Error::NameTooLong);
-        }
+        check_link_target(make.target)?;
         let need = Need::record(Class::Normal).creates(1).puts(1, Orphan::SIZE);
         let need = if make.target.is_empty() { need } else { need.puts(1, make.target.len()) };
         let mut handle = self.engine.begin(need.puts(self.has_acls() as usize, LIST_MAX))?;

@@ -318,6 +318,10 @@ impl Names {
         if name.len() > NAME_MAX {
             return Err(Error::NameTooLong);
         }
+        // listxattr(2) returns names that end with NUL.
+        if name.contains(&0) {
+            return Err(Error::Invalid("a NUL in the name of an extended attribute"));
+        }
         if is_acl_name(name) && self.has_acls() {
             return Ok(());
         }
