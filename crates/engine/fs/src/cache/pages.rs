@@ -470,8 +470,9 @@ impl Pages {
     pub(crate) fn charge_page(&mut self, index: u64, charge: Charge) {
         self.map.get_mut(&index).expect("the caller made the page present").charged = true;
         match &mut self.charge {
-            Some(all) if all.held_blocks() > 0 => all.merge(charge),
-            // The old charge is empty, and the inode may now count for another limit.
+            Some(all) if all.held_blocks() > 0 && all.id() == charge.id() => all.merge(charge),
+            // The inode may now count for another limit. The old charge is empty, since a limit
+            // changes only while no page waits for a block; what it held would be returned.
             none => *none = Some(charge),
         }
     }

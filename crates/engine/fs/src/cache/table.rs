@@ -363,7 +363,9 @@ impl InodeTable {
     }
 
     pub(crate) fn pin_by(&self, ino: Ino, count: u64) {
-        *self.shard(ino).write().pins.entry(ino).or_insert(0) += count;
+        let mut shard = self.shard(ino).write();
+        let pins = shard.pins.entry(ino).or_insert(0);
+        *pins = pins.saturating_add(count);
     }
 
     /// Removes `count` pins. Returns whether these were the last.

@@ -215,13 +215,13 @@ fn length(ranges: &Ranges) -> usize {
 }
 
 /// What a page gets, besides its bytes, when the record is committed.
-struct PagePlan {
+pub(super) struct PagePlan {
     index: u64,
-    backing: Backing,
+    pub backing: Backing,
     /// Whether a promised block goes to the page.
-    promised: bool,
+    pub promised: bool,
     /// Whether a block of the limit's charge goes to the page.
-    charged: bool,
+    pub charged: bool,
 }
 
 /// The space promised for the pages of an atomic write, before a lock is taken.
@@ -389,27 +389,29 @@ impl Files {
     }
 }
 
-/// Computes the new state of each staged page. The caller holds `io` exclusively and `wb`, so no
-/// page is being written.
+/// Computes the new state of each staged page.
 fn plan(pages: &Pages, staged: &Staged, map: &[Mapping]) -> Vec<PagePlan> {
-    let plan_page = |index: u64| {
-        let page = pages.get(index);
-        let backing = page.map_or(Backing::Unknown, |page| page.backing);
-        let is_charged = page.is_some_and(Page::is_charged);
-        if !matches!(backing, Backing::Unknown | Backing::Shared) {
-            return PagePlan { index, backing, promised: false, charged: false };
-        }
-        let (backing, is_new) = match place_of(map, index) {
-            Place::Written(_) => (Backing::Written, false),
-            Place::Unwritten(_) => (Backing::Unwritten, false),
-            Place::Shared(_, false) => (Backing::Moving, false),
-            Place::Shared(_, true) => (Backing::Reserved, false),
-            Place::Hole => (Backing::Reserved, true),
-        };
-        let promised = matches!(backing, Backing::Moving | Backing::Reserved);
-        PagePlan { index, backing, promised, charged: is_new && !is_charged }
+    staged.pages.keys().map(|index| plan_page(pages, *index, map)).collect()
+}
+
+/// Computes the new state of a page that becomes log-resident. The caller holds `io` exclusively
+/// and `wb`, so no page is being written.
+pub(super) fn plan_page(pages: &Pages, index: u64, map: &[Mapping]) -> PagePlan {
+    let page = pages.get(index);
+    let backing = page.map_or(Backing::Unknown, |page| page.backing);
+    let is_charged = page.is_some_and(Page::is_charged);
+    if !matches!(backing, Backing::Unknown | Backing::Shared) {
+        return PagePlan { index, backing, promised: false, charged: false };
+    }
+    let (backing, is_new) = match place_of(map, index) {
+        Place::Written(_) => (Backing::Written, false),
+        Place::Unwritten(_) => (Backing::Unwritten, false),
+        Place::Shared(_, false) => (Backing::Moving, false),
+        Place::Shared(_, true) => (Backing::Reserved, false),
+        Place::Hole => (Backing::Reserved, true),
     };
-    staged.pages.keys().map(|index| plan_page(*index)).collect()
+    let promised = matches!(backing, Backing::Moving | Backing::Reserved);
+    PagePlan { index, backing, promised, charged: is_new && !is_charged }
 }
 
 #[cfg(test)]

@@ -94,7 +94,9 @@ impl Files {
         }
         self.take_out(&inode)?;
         match mode {
-            FallocateMode::Allocate { keep_size } => self.preallocate(&inode, offset, end, keep_size),
+            FallocateMode::Allocate { keep_size } => {
+                self.or_after_writeback(&inode, || self.preallocate(&inode, offset, end, keep_size))
+            }
             FallocateMode::PunchHole => {
                 // Broken on purpose: a write for which the punch waits may still let the file grow.
                 let end = match broken::is(Variant::StaleEnd) {
@@ -263,20 +265,23 @@ impl Files {
         Ok((upto, finished))
     }
 
-    /// Allocates the holes of a range. Dirty pages in holes have promises for blocks: if no other
-    /// space is left, these pages are written in place, which allocates their blocks.
+    /// Allocates the holes of a range.
     fn fill_holes(&self, inode: &Arc<Inode>, offset: u64, end: u64) -> Result<()> {
         let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
-        if self.is_allocated(inode, first, last)? {
-            return Ok(());
-        }
-        match self.preallocate(inode, offset, end, true) {
+        self.or_after_writeback(inode, || match self.is_allocated(inode, first, last)? {
+            true => Ok(()),
+            false => self.preallocate(inode, offset, end, true),
+        })
+    }
+
+    /// Runs an allocation for the holes of a file. Dirty pages in holes have promises for blocks:
+    /// if no other space is left, these pages are written in place, which allocates their blocks,
+    /// and the allocation runs again for the rest.
+    fn or_after_writeback(&self, inode: &Arc<Inode>, allocate: impl Fn() -> Result<()>) -> Result<()> {
+        match allocate() {
             Err(Error::Engine(kedge_base::Error::NoSpace)) => {
                 self.writeback.write(std::slice::from_ref(inode), Which::All, Class::Normal)?;
-                if self.is_allocated(inode, first, last)? {
-                    return Ok(());
-                }
-                self.preallocate(inode, offset, end, true)
+                allocate()
             }
             other => other,
         }

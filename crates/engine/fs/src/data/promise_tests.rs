@@ -5,8 +5,10 @@ use crate::cache::pages::Which;
 use crate::extents::{self, Place};
 use crate::{
     Error, FallocateMode, FileSystem, FormatOptions, Ino, ManualClock, MountOptions, Owner, Result, SetAttr,
+    SetLimit, XattrMode,
 };
 use kedge_device::MemDevice;
+use kedge_device::sim::{FaultPlan, OpKind, SimDevice};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::sync::Arc;
@@ -105,6 +107,86 @@ fn a_cut_block_that_is_cloned_within_its_file_is_promised_another_block() {
         assert!(is[..shall.len()] == shall[..]);
         door.close().unwrap();
     }
+}
+
+/// On a nearly full image a preallocation uses the blocks that the file's own pages have promised.
+#[test]
+fn a_preallocation_finds_the_blocks_that_the_file_was_promised() {
+    let door = fresh(FormatOptions::default());
+    let ino = create(&door, "f");
+    fill(&door);
+    let filler = door.lookup(Ino::ROOT, b"filler").unwrap().ino;
+    door.fallocate(filler, FallocateMode::PunchHole, 0, 100 * BLOCK).unwrap();
+    door.sync().unwrap();
+    let len = 80 * BLOCK;
+    assert_eq!(door.write(ino, 0, &vec![7; len as usize]).unwrap() as u64, len);
+    let beyond = door.fallocate(ino, KEEP_SIZE, 0, 2 * len).unwrap_err();
+    assert_eq!(beyond.errno(), 28, "{beyond}");
+    door.write(ino, 0, &vec![8; len as usize]).unwrap();
+    door.fallocate(ino, KEEP_SIZE, 0, len).unwrap();
+    assert_eq!(promised(&door, ino), 0);
+    assert_eq!(door.getattr(ino).unwrap().blocks, len / 512);
+    door.close().unwrap();
+}
+
+/// The record that takes the data of a small file out of the tree needs nodes that are not in
+/// memory. Each read fails in turn.
+#[test]
+fn a_file_that_stays_in_the_tree_keeps_no_promise() {
+    let (device, clock) = (Arc::new(SimDevice::new(MemDevice::new(32 * MIB))), Arc::new(ManualClock::default()));
+    let options =
+        FormatOptions { log_size: Some(2 * MIB), inline_max: 1000, ..FormatOptions::default() };
+    FileSystem::format(device.clone(), clock.clone(), &options).unwrap();
+    let options = MountOptions { cache_size: 128 << 10, ..MountOptions::default() };
+    let door = FileSystem::open(device.clone(), clock, options).unwrap();
+    let sparse = create(&door, "sparse");
+    for n in 0..3000 {
+        door.write(sparse, 2 * n * BLOCK, &[1; BLOCK as usize]).unwrap();
+    }
+    let outer = door.mkdir(Ino::ROOT, b"outer", 0o755, Owner::default()).unwrap().ino;
+    let inner = door.mkdir(outer, b"inner", 0o755, Owner::default()).unwrap().ino;
+    let limit = SetLimit { bytes: Some(Some(MIB)), ..SetLimit::default() };
+    door.set_limit(outer, limit).unwrap();
+    let ino = door.create(inner, b"f", 0o644, Owner::default()).unwrap().ino;
+    // The attributes are between the inode and its data in the tree.
+    for n in 0..12 {
+        door.setxattr(ino, format!("user.{n}").as_bytes(), &[5; 3900], XattrMode::Any).unwrap();
+    }
+    door.write(ino, 0, b"small").unwrap();
+    door.sync().unwrap();
+    door.checkpoint().unwrap();
+    let held = || {
+        let inode = door.fs.inodes().get(ino).unwrap();
+        let pages = inode.pages.lock();
+        pages.charge.as_ref().map_or(0, |charge| charge.held_blocks())
+    };
+    let mut failed = 0;
+    for nth in 0.. {
+        // These reads evict the nodes that the record needs.
+        for n in 0..1000 {
+            door.read_uncached(sparse, 6 * n * BLOCK, &mut [0]).unwrap();
+        }
+        device.set_plan(FaultPlan::new(nth).fail(OpKind::Read, nth, 5));
+        let taken_out = door.fallocate(ino, KEEP_SIZE, 0, BLOCK);
+        let struck = device.struck() > 0;
+        device.set_plan(FaultPlan::default());
+        if !struck {
+            taken_out.unwrap();
+            break;
+        }
+        if taken_out.is_err() {
+            failed += 1;
+            assert_eq!((promised(&door, ino), held()), (0, 0), "read {nth}");
+        }
+    }
+    assert!(failed > 1, "the record's own read must be among {failed}");
+    // The inode now counts for another limit.
+    door.set_limit(inner, limit).unwrap();
+    door.write(ino, 0, b"as small").unwrap();
+    door.write(ino, 4 * BLOCK, b"new block").unwrap();
+    door.sync().unwrap();
+    assert_eq!((promised(&door, ino), held()), (0, 0));
+    door.close().unwrap();
 }
 
 /// Makes a random change of a file.

@@ -17,9 +17,9 @@
 //! record.
 
 use super::Files;
+use super::atomic::plan_page;
 use super::counting::Counting;
 use super::read::HeldPage;
-use super::write::promise_page;
 use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::cache::pages::{Backing, Delta, Page, Pages, Which};
@@ -337,8 +337,11 @@ impl Files {
         let _held = self.load_page(inode, 0)?;
         let core = inode.meta.lock().core;
         let mut pages = inode.pages.lock();
+        let plan = plan_page(&pages, 0, &[]);
         let mut charge = self.charge_new(&pages, inode.ino, &core, &[], 0..1);
-        promise_page(&mut pages, 0, &[], charge.as_mut(), Some(&mut promise))?;
+        if plan.charged && charge.as_ref().is_some_and(|charge| charge.held_blocks() == 0) {
+            return Err(Error::OverLimit);
+        }
         let mut record = RecordBuilder::new(RecordOp::LogData);
         // The bytes of the page, not those of the item: the log may have newer bytes of an fsync,
         // which replay would overwrite with those of the item.
@@ -351,6 +354,14 @@ impl Files {
         let mut changes = lock_metas(&[&**inode]);
         commit(&mut handle, record, &mut changes)?;
         drop(changes);
+        // The page gets its block only now: if there is no record, nothing would return the block.
+        if plan.promised {
+            pages.reserve(promise.split(1));
+        }
+        if let (true, Some(charge)) = (plan.charged, &mut charge) {
+            pages.charge_page(0, charge.split(1));
+        }
+        pages.map.get_mut(&0).expect("the page is held").backing = plan.backing;
         let dirty = pages.get(0).and_then(|page| page.dirty);
         let mut delta = pages.set_logged(0);
         // Dirty bytes are in no record, so they stay dirty.
