@@ -28,6 +28,19 @@ use std::sync::Arc;
 ///
 /// Dropping the last clone without [`FileSystem::close`] is like a crash: everything that was not
 /// made durable may be lost, and the next open recovers.
+///
+/// # Errors
+/// The methods name the errors of their own. Besides these:
+/// - Each method can return EIO, if the device failed or the file system is closed or shut down,
+///   and EUCLEAN, if the image is corrupt.
+/// - Methods that get an inode number return ENOENT if there is no such inode, and ESTALE if its
+///   tree was deleted. Those that get a directory return ENOTDIR if the inode is none. Those that
+///   get a file return EISDIR for a directory, and EINVAL for other inodes.
+/// - Methods that get a name return ENAMETOOLONG if it has more than 255 bytes. Those that make,
+///   move or remove a name return EINVAL if it is empty, `.` or `..`, or contains a slash or NUL.
+/// - Methods that change something return EROFS if the file system is open for reading only or the
+///   inode is in a snapshot, ENOSPC if the image or its host is full, and EPERM if the flags of the
+///   inode or of a directory forbid the change ([`FileSystem::set_flags`]).
 #[derive(Clone)]
 pub struct FileSystem {
     pub(crate) fs: Arc<Fs>,
@@ -37,6 +50,10 @@ pub struct FileSystem {
 impl FileSystem {
     /// Makes a file system on the device. Refuses a device that contains an image or another file
     /// system, unless [`FormatOptions::overwrite`] allows its loss.
+    ///
+    /// # Errors
+    /// EINVAL: the device contains something, or is open in this process, or the options are
+    /// impossible, for instance a log that does not fit.
     pub fn format(
         device: Arc<dyn Device>,
         clock: Arc<dyn Clock>,
@@ -46,6 +63,11 @@ impl FileSystem {
     }
 
     /// Opens a file system. Recovers it if it was not closed.
+    ///
+    /// # Errors
+    /// EINVAL: the image has a feature that this version does not know, or the device is open in
+    /// this process, or the options are impossible. EUCLEAN: the device contains no image, or a
+    /// corrupt one. ENOSPC: recovery finds no block for data that is only in the log.
     pub fn open(device: Arc<dyn Device>, clock: Arc<dyn Clock>, options: MountOptions) -> Result<FileSystem> {
         let fs = Fs::open(device, clock, options, None)?;
         Ok(FileSystem { _membership: Arc::new(Membership(fs.clone())), fs })
@@ -75,11 +97,18 @@ impl FileSystem {
     }
 
     /// Changes options of the open file system. Running operations may still follow the old ones.
+    ///
+    /// # Errors
+    /// EINVAL: an option has an impossible value. EBUSY: the file system is frozen.
     pub fn remount(&self, switches: &Switches) -> Result<()> {
         self.fs.remount(switches)
     }
 
     /// [`FileSystem::remount`] with a comma-separated list of options.
+    ///
+    /// # Errors
+    /// EINVAL: an option is unknown, or has an impossible value; nothing is changed then. EBUSY: the
+    /// file system is frozen.
     pub fn set_options(&self, list: &str) -> Result<()> {
         self.remount(&list.parse()?)
     }
@@ -157,6 +186,9 @@ impl FileSystem {
     }
 
     /// The inode of the entry `name` in `dir`; `.` and `..` work.
+    ///
+    /// # Errors
+    /// ENOENT: the directory has no such entry.
     pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.look_attr(OpKind::lookup, dir, |fs, dir| fs.names().lookup(dir, name))
     }
@@ -168,6 +200,12 @@ impl FileSystem {
 
     /// Sets the size first, then owner and mode, then times. A change of times alone appends no log
     /// record.
+    ///
+    /// # Errors
+    /// EINVAL: a time has 1,000,000,000 nanoseconds or more; nothing is changed then. EFBIG: the
+    /// size is beyond the largest. EISDIR, EINVAL: a size, and the inode is not a regular file.
+    /// EBUSY: a size, and the file is written without pause. If owner, mode or times are refused,
+    /// the size may be changed already.
     pub fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
         self.change_attr(OpKind::setattr, ino, |fs, ino| fs.names().setattr(ino, set))
     }
@@ -189,18 +227,29 @@ impl FileSystem {
     }
 
     /// Creates a regular file.
+    ///
+    /// # Errors
+    /// EEXIST: the name exists. ENOENT: the directory was removed. EDQUOT: a limit does not allow
+    /// another inode.
     pub fn create(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr> {
         let make = Make { kind: FileKind::Regular, mode, rdev: 0, target: b"", owner };
         self.change_attr(OpKind::create, dir, |fs, dir| fs.names().make(dir, name, &make))
     }
 
     /// Creates a directory.
+    ///
+    /// # Errors
+    /// As for [`FileSystem::create`]. EMLINK: the parent has too many directories already.
     pub fn mkdir(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr> {
         let make = Make { kind: FileKind::Directory, mode, rdev: 0, target: b"", owner };
         self.change_attr(OpKind::mkdir, dir, |fs, dir| fs.names().make(dir, name, &make))
     }
 
     /// Creates an inode of any kind but directory and symlink; `mode` has the type bits.
+    ///
+    /// # Errors
+    /// As for [`FileSystem::create`]. EPERM: the type is that of a directory or symbolic link.
+    /// EINVAL: the type bits are of no type.
     pub fn mknod(&self, dir: Ino, name: &[u8], mode: u32, rdev: u64, owner: Owner) -> Result<Attr> {
         let (kind, rdev) = node_kind(mode, rdev)?;
         let make = Make { kind, mode, rdev, target: b"", owner };
@@ -208,6 +257,10 @@ impl FileSystem {
     }
 
     /// Creates a symbolic link. Its target has 1 to 4095 bytes, which are not interpreted.
+    ///
+    /// # Errors
+    /// As for [`FileSystem::create`]. Of the target: ENOENT if it is empty, ENAMETOOLONG if it is
+    /// longer, EINVAL if it contains NUL.
     pub fn symlink(&self, dir: Ino, name: &[u8], target: &[u8], owner: Owner) -> Result<Attr> {
         if target.is_empty() {
             return Err(Error::NotFound);
@@ -217,11 +270,17 @@ impl FileSystem {
     }
 
     /// Returns the target of a symbolic link.
+    ///
+    /// # Errors
+    /// EINVAL: the inode is no symbolic link.
     pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
         self.look(OpKind::readlink, ino, |fs, ino| fs.names().readlink(ino))
     }
 
     /// Creates a file without a name (O_TMPFILE), with one pin.
+    ///
+    /// # Errors
+    /// ENOENT: the directory was removed. EDQUOT: a limit does not allow another inode.
     pub fn tmpfile(&self, dir: Ino, mode: u32, owner: Owner) -> Result<Attr> {
         let make = Make { kind: FileKind::Regular, mode, rdev: 0, target: b"", owner };
         self.change_attr(OpKind::tmpfile, dir, |fs, dir| fs.names().make_nameless(dir, &make))
@@ -229,6 +288,9 @@ impl FileSystem {
 
     /// [`FileSystem::mknod`] without a name, with one pin. Like [`FileSystem::tmpfile`], for all
     /// kinds except directories and symbolic links.
+    ///
+    /// # Errors
+    /// As for [`FileSystem::tmpfile`] and, of the type, [`FileSystem::mknod`].
     pub fn mknod_nameless(&self, dir: Ino, mode: u32, rdev: u64, owner: Owner) -> Result<Attr> {
         let (kind, rdev) = node_kind(mode, rdev)?;
         let make = Make { kind, mode, rdev, target: b"", owner };
@@ -236,6 +298,9 @@ impl FileSystem {
     }
 
     /// [`FileSystem::symlink`] without a name, with one pin.
+    ///
+    /// # Errors
+    /// As for [`FileSystem::tmpfile`] and, of the target, [`FileSystem::symlink`].
     pub fn symlink_nameless(&self, dir: Ino, target: &[u8], owner: Owner) -> Result<Attr> {
         if target.is_empty() {
             return Err(Error::NotFound);
@@ -246,6 +311,11 @@ impl FileSystem {
 
     /// Adds a name to an inode that is not a directory. A nameless file of [`FileSystem::tmpfile`]
     /// gets its first name.
+    ///
+    /// # Errors
+    /// EEXIST: the name exists. EPERM: the inode is a directory. ENOENT: the directory was removed,
+    /// or the inode has lost its last name. EMLINK: the inode has 65,000 names. EXDEV: the inode is
+    /// in another tree, or counts for another limit than the directory.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.change_attr(OpKind::link, dir, |fs, dir| fs.names().link(fs.numbers().inward(ino), dir, name))
     }
@@ -256,6 +326,9 @@ impl FileSystem {
     ///
     /// A careful program replaces a file through [`FileSystem::tmpfile`], [`FileSystem::write`],
     /// [`FileSystem::write_back`], and this call.
+    ///
+    /// # Errors
+    /// As for [`FileSystem::link`], except EEXIST. EISDIR: the name is that of a directory.
     pub fn link_over(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Option<Ino>> {
         self.change(OpKind::link, dir, |fs, dir| {
             let lost = fs.names().link_over(fs.numbers().inward(ino), dir, name)?;
@@ -265,11 +338,19 @@ impl FileSystem {
 
     /// Removes a name of an inode that is not a directory. The inode is deleted with its last name,
     /// unless it is pinned.
+    ///
+    /// # Errors
+    /// ENOENT: the directory has no such entry. EISDIR: the entry is a directory.
     pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()> {
         self.change(OpKind::unlink, dir, |fs, dir| fs.names().unlink(dir, name))
     }
 
     /// Removes an empty directory. An empty tree is deleted, as by [`FileSystem::delete_tree`].
+    ///
+    /// # Errors
+    /// ENOENT: the directory has no such entry. ENOTDIR: the entry is no directory. ENOTEMPTY: it
+    /// has entries or contains the name of a tree, or the name is `..`. For a tree also the errors
+    /// of [`FileSystem::delete_tree`].
     pub fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<()> {
         if let Some(root) = self.tree_named(dir, name) {
             if self.fs.names().getattr(root)?.size > 0 {
@@ -280,7 +361,18 @@ impl FileSystem {
         self.change(OpKind::rmdir, dir, |fs, dir| fs.names().rmdir(dir, name))
     }
 
-    /// Moves a name atomically: no crash leaves both names or neither.
+    /// Moves a name atomically: no crash leaves both names or neither. The name of a tree moves as
+    /// by [`FileSystem::rename_tree`].
+    ///
+    /// # Errors
+    /// ENOENT: the old name does not exist, or with [`RenameMode::Exchange`] the new one; or a
+    /// directory was removed. EEXIST: the new name exists and the mode does not replace it, or the
+    /// root of a tree would replace it. EISDIR, ENOTDIR: only one of the two is a directory.
+    /// ENOTEMPTY: the replaced directory has entries, or contains the name of a tree. EBUSY: a name
+    /// is `.` or `..`, or the new name is that of a tree, or a tree would be exchanged or leave a
+    /// whiteout. EINVAL: a directory would move into itself. EXDEV: the directories are in two
+    /// trees, or below different limits. EMLINK: the new directory has too many directories.
+    /// EDQUOT: a limit does not allow the whiteout.
     pub fn rename(
         &self,
         dir: Ino,
@@ -309,7 +401,8 @@ impl FileSystem {
         self.fs.steady(dir, |dir| self.fs.names().path_of(dir))
     }
 
-    /// Passes the entries after `cookie` (0: all) to `visit` until it returns false.
+    /// Passes the entries after `cookie` (0: all) to `visit` until it returns false. A directory
+    /// that was removed and is still pinned has no entries.
     pub fn readdir(&self, dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
         self.look(OpKind::readdir, dir, |fs, dir| {
             let shown = |ino| fs.numbers().outward(ino);
@@ -318,6 +411,9 @@ impl FileSystem {
     }
 
     /// Returns the number of bytes read, which is less than requested only at the end of the file.
+    ///
+    /// # Errors
+    /// EIO: a block cannot be read, or differs from its checksum.
     pub fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.look(OpKind::read, ino, |fs, ino| fs.files().read(ino, offset, buf, Keep::Pages))
     }
@@ -331,11 +427,19 @@ impl FileSystem {
     /// Returns the number of bytes written. It is less than requested if the space ran out or the
     /// device failed after a part of the bytes. The cause is in the trace; a further call that
     /// writes the rest returns it as its error.
+    ///
+    /// # Errors
+    /// EFBIG: the range ends after the largest offset. EDQUOT: a limit does not allow the blocks.
+    /// ENOSPC: there is no space for new blocks; nor for those that replace blocks which another
+    /// tree or a clone uses, or which have checksums.
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
         self.write_with(ino, offset, data, WriteMode::default())
     }
 
     /// [`FileSystem::write`] with a [`WriteMode`].
+    ///
+    /// # Errors
+    /// As for [`FileSystem::write`].
     pub fn write_with(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
         if broken::is(Variant::UngatedWriter) {
             return self.look(OpKind::write, ino, |fs, ino| fs.files().write(ino, offset, data, mode));
@@ -348,7 +452,15 @@ impl FileSystem {
         self.change(OpKind::commit_atomic, ino, |fs, ino| fs.files().commit_atomic(ino, staged))
     }
 
-    /// fallocate(2) for a regular file.
+    /// fallocate(2) for a regular file. An error may leave a part of the range changed, from its
+    /// start on.
+    ///
+    /// # Errors
+    /// EINVAL: the length is 0; or a range that collapses or is inserted has an offset or length
+    /// that is no multiple of 4096 bytes, or reaches the end of the file. EFBIG: the file would end
+    /// after the largest offset, or more than 2048 extents, checksum items or counts of shared
+    /// blocks would have to change with a collapse or an insertion. EDQUOT: a limit does not allow
+    /// the blocks. EBUSY: the file is written without pause.
     pub fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
         self.change(OpKind::fallocate, ino, |fs, ino| fs.files().fallocate(ino, mode, offset, len))
     }
@@ -422,12 +534,20 @@ impl FileSystem {
     }
 
     /// The offset of the next data or the next hole at or after `offset`.
+    ///
+    /// # Errors
+    /// ENXIO: the offset is at or after the end of the file, or no data follows. EINVAL: the inode
+    /// is not a regular file. Dirty data is written first; an error of that write is returned.
     pub fn seek(&self, ino: Ino, offset: u64, kind: SeekKind) -> Result<u64> {
         self.look(OpKind::seek, ino, |fs, ino| fs.files().seek(ino, offset, kind))
     }
 
     /// Makes the inode durable; of a directory, its entries. `datasync`: only the data and what is
     /// needed to read it.
+    ///
+    /// # Errors
+    /// EIO, ENOSPC: the data or the log could not be written, or data of the inode could not be
+    /// written earlier. A failure that was returned once is not returned again.
     pub fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
         self.look(fsync_kind(datasync), ino, |fs, ino| match fs.engine().sync_work() {
             Some(_work) => fs.syncer().fsync(ino, datasync),
@@ -460,6 +580,9 @@ impl FileSystem {
     /// log. Makes nothing durable, but establishes an order: a later operation becomes durable only
     /// together with all of this data. Unlike [`FileSystem::fsync`] it waits for no flush, and it
     /// writes many files at once.
+    ///
+    /// # Errors
+    /// EIO, ENOSPC: the data of a file could not be written.
     pub fn write_back(&self, inos: &[Ino]) -> Result<()> {
         match self.fs.engine().gate().work() {
             Some(_work) => {
@@ -472,6 +595,10 @@ impl FileSystem {
     }
 
     /// Makes everything durable that completed before the call.
+    ///
+    /// # Errors
+    /// EIO, ENOSPC: some data or the log could not be written. Everything else is durable, unless
+    /// the log failed. The data stays in memory, and later calls try again.
     pub fn sync(&self) -> Result<()> {
         self.timed(OpKind::sync, |fs| match fs.engine().sync_work() {
             Some(_work) => fs.syncer().sync_shared(),
@@ -492,6 +619,10 @@ impl FileSystem {
 
     /// Returns the value of an extended attribute. Names include their namespace (`user.`,
     /// `trusted.`, `security.`).
+    ///
+    /// # Errors
+    /// ENODATA: the inode has no such attribute. EINVAL: the name is only a namespace, or contains
+    /// NUL. EOPNOTSUPP: another namespace.
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         self.look(OpKind::getxattr, ino, |fs, ino| fs.names().getxattr(ino, name))
     }
@@ -508,6 +639,13 @@ impl FileSystem {
     }
 
     /// Sets an extended attribute.
+    ///
+    /// # Errors
+    /// Of the name as for [`FileSystem::getxattr`]. EEXIST, ENODATA: the attribute exists, or does
+    /// not, and the mode requires the opposite. E2BIG: the value is longer than 64 KiB, or than
+    /// 4096 bytes in an access control list or in an image without large attributes. EINVAL: an
+    /// impossible access control list. EOPNOTSUPP: the inode cannot have that list. ENOSPC also:
+    /// the attributes of the inode would have more than 64 KiB of names or 1 MiB of values.
     pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         self.change(OpKind::setxattr, ino, |fs, ino| fs.names().setxattr(ino, name, value, mode))
     }
@@ -528,7 +666,10 @@ impl FileSystem {
         Ok(names)
     }
 
-    /// Removes an extended attribute, which must exist.
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// As for [`FileSystem::getxattr`].
     pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         self.change(OpKind::removexattr, ino, |fs, ino| fs.names().removexattr(ino, name))
     }
@@ -540,7 +681,8 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Adds `count` pins.
+    /// Adds `count` pins. The sum of an inode's pins is at most `u64::MAX`; what exceeds it is not
+    /// counted.
     pub fn pin_by(&self, ino: Ino, count: u64) {
         self.fs.inodes().pin_by(self.fs.numbers().inward(ino), count);
     }
@@ -621,6 +763,10 @@ impl FileSystem {
     }
 
     /// Writes a checkpoint now. Does nothing if the file system is frozen.
+    ///
+    /// # Errors
+    /// EIO: the device failed, or the file system is shut down. ENOSPC: the host of the image is
+    /// full.
     pub fn checkpoint(&self) -> Result<()> {
         Ok(self.fs.engine().store().checkpoint(kedge_store::CheckpointCause::Request)?)
     }

@@ -329,6 +329,15 @@ fn a_clone_of_many_records_within_a_file_ends_where_the_file_ended() {
     assert_clean(&device);
 }
 
+/// Sets the flag when it is dropped.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A log is cloned while a program appends to it.
 #[test]
 fn a_clone_of_a_file_that_grows_has_its_start() {
@@ -351,6 +360,8 @@ fn a_clone_of_a_file_that_grows_has_its_start() {
                 std::thread::sleep(std::time::Duration::from_millis(10));
             }
         });
+        // If an assertion fails, the other thread ends too.
+        let _ended = Ended(&end);
         let mut clones = 0;
         while clones < 20 || appends.load(Ordering::Relaxed) < 100 {
             fs.clone_file(source, target).unwrap();
@@ -363,7 +374,6 @@ fn a_clone_of_a_file_that_grows_has_its_start() {
             assert!(contents(&fs, target)[size as usize..].iter().all(|byte| *byte == 0));
             clones += 1;
         }
-        end.store(true, Ordering::Relaxed);
     });
     fs.close().unwrap();
     assert_clean(&device);

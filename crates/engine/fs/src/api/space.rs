@@ -22,6 +22,10 @@ impl FileSystem {
     /// Waits while the file system is frozen. The work is done in batches; a freeze can start
     /// between two of them. Under a [`FileSystem::pass_or`] the call then ends early and returns
     /// the bytes discarded so far.
+    ///
+    /// # Errors
+    /// EINVAL: the range lies beyond the end of the image. EOPNOTSUPP: the device does not support
+    /// discard. EROFS: the file system is open for reading only.
     pub fn trim(&self, offset: u64, len: u64, min_len: u64) -> Result<u64> {
         self.fs.engine().trim(offset, len, min_len)
     }
@@ -103,7 +107,8 @@ impl FileSystem {
         Ok(self.shown_limit(limit))
     }
 
-    /// Returns the innermost limit that applies to an inode, if there is one.
+    /// Returns the innermost limit that applies to an inode, if there is one. In an image that never
+    /// had a limit, whether the inode exists is not checked.
     pub fn limit_of(&self, ino: Ino) -> Result<Option<Limit>> {
         let limit = self.fs.steady(ino, |ino| self.fs.limit_of(ino))?;
         Ok(limit.map(|limit| self.shown_limit(limit)))

@@ -51,7 +51,8 @@ impl FileSystem {
     /// the fork.
     ///
     /// # Errors
-    /// As for [`FileSystem::fork`] and [`FileSystem::delete_tree`].
+    /// EINVAL: `source` is the tree itself. Others as for [`FileSystem::fork`], except EEXIST, and
+    /// for [`FileSystem::delete_tree`].
     pub fn roll_back(&self, source: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.replace_by_fork(source, dir, name, false)
     }
@@ -108,19 +109,27 @@ impl FileSystem {
     ///
     /// # Errors
     /// EBUSY: the tree was changed, or the fork was not made from it. EROFS: the fork is a
-    /// snapshot. Others as for [`FileSystem::delete_tree`].
+    /// snapshot. EINVAL: `fork` is not the root of a fork, or is the tree itself, or would move into
+    /// itself. Others as for [`FileSystem::delete_tree`].
     pub fn commit_tree(&self, fork: Ino, dir: Ino, name: &[u8], force: bool) -> Result<()> {
         let done = self.timed(OpKind::rename, |fs| fs.commit_tree(fork, dir, name, force));
         self.fs.start_reclaim();
         done
     }
 
-    /// Renames a tree, durably. Fails with EEXIST if the new name exists.
+    /// Renames a tree, durably.
+    ///
+    /// # Errors
+    /// ENOENT: no tree has the old name, or the new directory was removed. EEXIST: the new name
+    /// exists. EINVAL: the tree would move into itself. EBUSY: the file system is frozen.
     pub fn rename_tree(&self, dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8]) -> Result<()> {
         self.timed(OpKind::rename, |fs| fs.rename_tree((dir, name), (new_dir, new_name)))
     }
 
     /// Makes a fork a snapshot, in which nothing can be changed, or a snapshot a fork, durably.
+    ///
+    /// # Errors
+    /// EINVAL: `root` is not the root of a fork or snapshot. EBUSY: the file system is frozen.
     pub fn set_tree_read_only(&self, root: Ino, read_only: bool) -> Result<()> {
         self.timed(OpKind::setattr, |fs| fs.set_tree_read_only(root, read_only))
     }
@@ -148,12 +157,19 @@ impl FileSystem {
     }
 
     /// Returns the space that only this tree uses. Reads the nodes that the tree does not share.
+    ///
+    /// # Errors
+    /// EINVAL: `root` is not the root of a tree.
     pub fn tree_space(&self, root: Ino) -> Result<TreeSpace> {
         self.fs.tree_space(root)
     }
 
     /// Frees the space of all deleted trees, as the background thread does. Returns when nothing is
     /// left.
+    ///
+    /// # Errors
+    /// EBUSY: the file system is frozen, or trees are being compared or sent. EROFS: the file
+    /// system is open for reading only.
     pub fn reclaim(&self) -> Result<()> {
         while self.fs.reclaim()? {}
         Ok(())

@@ -40,6 +40,9 @@ impl Drop for AtomicWrite {
 
 impl FileSystem {
     /// Starts an atomic write of a regular file.
+    ///
+    /// # Errors
+    /// ENOENT: there is no such inode. EISDIR, EINVAL: it is not a regular file.
     pub fn atomic(&self, ino: Ino) -> Result<AtomicWrite> {
         match self.getattr(ino)?.kind {
             FileKind::Regular => {}
