@@ -107,8 +107,8 @@ impl FileSystem {
     /// [`FileSystem::remount`] with a comma-separated list of options.
     ///
     /// # Errors
-    /// EINVAL: an option is unknown, or has an impossible value; nothing is changed then. EBUSY: the
-    /// file system is frozen.
+    /// EINVAL: an option is unknown, or has an impossible value; nothing is changed then. EBUSY:
+    /// the file system is frozen.
     pub fn set_options(&self, list: &str) -> Result<()> {
         self.remount(&list.parse()?)
     }
@@ -259,8 +259,8 @@ impl FileSystem {
     /// Creates a symbolic link. Its target has 1 to 4095 bytes, which are not interpreted.
     ///
     /// # Errors
-    /// As for [`FileSystem::create`]. Of the target: ENOENT if it is empty, ENAMETOOLONG if it is
-    /// longer, EINVAL if it contains NUL.
+    /// As for [`FileSystem::create`]. ENOENT: the target is empty. ENAMETOOLONG: it is longer.
+    /// EINVAL: it contains NUL.
     pub fn symlink(&self, dir: Ino, name: &[u8], target: &[u8], owner: Owner) -> Result<Attr> {
         if target.is_empty() {
             return Err(Error::NotFound);
@@ -290,7 +290,8 @@ impl FileSystem {
     /// kinds except directories and symbolic links.
     ///
     /// # Errors
-    /// As for [`FileSystem::tmpfile`] and, of the type, [`FileSystem::mknod`].
+    /// As for [`FileSystem::tmpfile`]. EPERM, EINVAL: an impossible type, as for
+    /// [`FileSystem::mknod`].
     pub fn mknod_nameless(&self, dir: Ino, mode: u32, rdev: u64, owner: Owner) -> Result<Attr> {
         let (kind, rdev) = node_kind(mode, rdev)?;
         let make = Make { kind, mode, rdev, target: b"", owner };
@@ -300,7 +301,8 @@ impl FileSystem {
     /// [`FileSystem::symlink`] without a name, with one pin.
     ///
     /// # Errors
-    /// As for [`FileSystem::tmpfile`] and, of the target, [`FileSystem::symlink`].
+    /// As for [`FileSystem::tmpfile`]. The errors of the target are those of
+    /// [`FileSystem::symlink`].
     pub fn symlink_nameless(&self, dir: Ino, target: &[u8], owner: Owner) -> Result<Attr> {
         if target.is_empty() {
             return Err(Error::NotFound);
@@ -475,7 +477,8 @@ impl FileSystem {
     /// extents: 128 in either file, more than 256 different counts of shared blocks, or more than
     /// 16 MiB with checksums. The target is then truncated, and the contents arrive from the start
     /// on. Other callers, a crash and an error may find the target empty, or with a prefix of the
-    /// new contents, which is its size then. What is appended to the source meanwhile is not cloned.
+    /// new contents, which is its size then. What is appended to the source meanwhile is not
+    /// cloned.
     ///
     /// # Errors
     /// ENOENT: one of the inodes does not exist. EISDIR or EINVAL: one is not a regular file.
@@ -518,6 +521,9 @@ impl FileSystem {
     /// Like [`FileSystem::clone_range`], but returns the number of bytes that are cloned, which
     /// are less than asked for if an error stops a clone that has begun. Without any, returns the
     /// error.
+    ///
+    /// # Errors
+    /// As for [`FileSystem::clone_range`].
     pub fn clone_most(
         &self,
         source: Ino,
@@ -547,7 +553,7 @@ impl FileSystem {
     ///
     /// # Errors
     /// EIO, ENOSPC: the data or the log could not be written, or data of the inode could not be
-    /// written earlier. A failure that was returned once is not returned again.
+    /// written earlier. An earlier failure is returned once.
     pub fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
         self.look(fsync_kind(datasync), ino, |fs, ino| match fs.engine().sync_work() {
             Some(_work) => fs.syncer().fsync(ino, datasync),
@@ -641,11 +647,12 @@ impl FileSystem {
     /// Sets an extended attribute.
     ///
     /// # Errors
-    /// Of the name as for [`FileSystem::getxattr`]. EEXIST, ENODATA: the attribute exists, or does
-    /// not, and the mode requires the opposite. E2BIG: the value is longer than 64 KiB, or than
-    /// 4096 bytes in an access control list or in an image without large attributes. EINVAL: an
-    /// impossible access control list. EOPNOTSUPP: the inode cannot have that list. ENOSPC also:
-    /// the attributes of the inode would have more than 64 KiB of names or 1 MiB of values.
+    /// The errors of the name are those of [`FileSystem::getxattr`]. EEXIST, ENODATA: the attribute
+    /// exists, or does not, and the mode requires the opposite. E2BIG: the value is longer than 64
+    /// KiB, or than 4096 bytes in an access control list or in an image without large attributes.
+    /// EINVAL: an impossible access control list. EOPNOTSUPP: the inode cannot have that list.
+    /// ENOSPC also: the attributes of the inode would have more than 64 KiB of names or 1 MiB of
+    /// values.
     pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         self.change(OpKind::setxattr, ino, |fs, ino| fs.names().setxattr(ino, name, value, mode))
     }

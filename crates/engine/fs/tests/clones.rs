@@ -269,24 +269,28 @@ fn an_overwrite_of_shared_blocks_needs_space_and_says_so_at_once() {
     assert_clean(&device);
 }
 
-/// Pages in unwritten blocks that a snapshot shares are promised other blocks. A preallocation, which
-/// allocates nothing there, leaves them their promises.
+/// Pages in unwritten blocks that a snapshot shares are promised other blocks. A preallocation,
+/// which allocates nothing there, leaves them their promises.
 #[test]
 fn a_preallocation_takes_no_promise_of_a_page_in_shared_blocks() {
     let device = make(32 * MIB);
     let fs = open(&device);
     let ino = new(&fs, "file");
-    let preallocate =
-        || fs.fallocate(ino, FallocateMode::Allocate { keep_size: true }, 0, 4 * MIB).unwrap();
+    let preallocate = || fs.fallocate(ino, FallocateMode::Allocate { keep_size: true }, 0, 4 * MIB).unwrap();
     preallocate();
     fs.fork(Ino::ROOT, Ino::ROOT, b"snapshot", true).unwrap();
-    let old = noise(&mut SmallRng::seed_from_u64(6), 4 * MIB as usize);
-    // Some pages become log-resident, and others stay dirty.
+    // Some pages become log-resident, and others are dirty.
+    let mut rng = SmallRng::seed_from_u64(6);
+    let mut shall = vec![0; 4 * MIB as usize];
     for block in (0..64).step_by(2) {
-        fs.write(ino, block * BLOCK, &old[(block * BLOCK) as usize..][..100]).unwrap();
+        let bytes = noise(&mut rng, 100);
+        shall[block * BLOCK_SIZE..][..100].copy_from_slice(&bytes);
+        fs.write(ino, block as u64 * BLOCK, &bytes).unwrap();
         fs.fsync(ino, false).unwrap();
     }
-    fs.write(ino, 0, &old).unwrap();
+    let dirty = noise(&mut rng, 4 * MIB as usize - 64 * BLOCK_SIZE);
+    shall[64 * BLOCK_SIZE..].copy_from_slice(&dirty);
+    fs.write(ino, 64 * BLOCK, &dirty).unwrap();
     preallocate();
     let filler = new(&fs, "filler");
     let mut filled = 0;
@@ -294,8 +298,41 @@ fn a_preallocation_takes_no_promise_of_a_page_in_shared_blocks() {
         filled += n as u64;
     }
     fs.sync().unwrap();
+    // Recovery has a block for each page that is only in the log.
+    let crashed = Arc::new(device.fork());
+    assert!(contents(&open(&crashed), ino) == shall);
+    assert_clean(&crashed);
     fs.checkpoint().unwrap();
-    assert!(contents(&fs, ino) == old);
+    assert!(contents(&fs, ino) == shall);
+    fs.close().unwrap();
+    assert_clean(&device);
+}
+
+/// A clone within a file makes the file longer, and its source ends with the cut block at the end
+/// of the file. The zeros in that block, which is shared then, are only in the log when the image
+/// is full and the power fails.
+#[test]
+fn a_cut_block_that_is_cloned_within_its_file_survives_a_crash_of_a_full_image() {
+    let device = make(32 * MIB);
+    let fs = open(&device);
+    let old = noise(&mut SmallRng::seed_from_u64(8), 16 * BLOCK_SIZE + 5);
+    let ino = put(&fs, Ino::ROOT, "file", &old);
+    fs.sync().unwrap();
+    fs.clone_range(ino, 0, ino, 17 * BLOCK, 0).unwrap();
+    let mut shall = old.clone();
+    shall.resize(17 * BLOCK_SIZE, 0);
+    shall.extend(&old);
+    let filler = new(&fs, "filler");
+    let mut filled = 0;
+    while let Ok(n) = fs.write(filler, filled, &[3; 65536]) {
+        filled += n as u64;
+    }
+    fs.sync().unwrap();
+    let crashed = Arc::new(device.fork());
+    assert!(contents(&open(&crashed), ino) == shall);
+    assert_clean(&crashed);
+    fs.checkpoint().unwrap();
+    assert!(contents(&fs, ino) == shall);
     fs.close().unwrap();
     assert_clean(&device);
 }
@@ -321,7 +358,7 @@ fn a_clone_of_many_records_within_a_file_ends_where_the_file_ended() {
     fs.sync().unwrap();
     assert_clean(&device);
     assert!(contents(&open(&Arc::new(device.fork())), ino) == shall);
-    // What was behind the end of the clone does not show when the file grows.
+    // Bytes after the end of the clone do not show when the file grows.
     truncate(&fs, ino, 1202 * BLOCK);
     shall.resize(1202 * BLOCK_SIZE, 0);
     assert!(contents(&fs, ino) == shall);
@@ -368,7 +405,7 @@ fn a_clone_of_a_file_that_grows_has_its_start() {
             let is = contents(&fs, target);
             assert!(is.starts_with(&old), "{} bytes", is.len());
             assert!(is[start as usize..].iter().all(|byte| *byte == 8));
-            // The bytes of the source behind the end of the target do not show.
+            // Bytes of the source after the end of the target do not show.
             let size = is.len() as u64;
             truncate(&fs, target, size + BLOCK);
             assert!(contents(&fs, target)[size as usize..].iter().all(|byte| *byte == 0));

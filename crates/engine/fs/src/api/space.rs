@@ -107,8 +107,8 @@ impl FileSystem {
         Ok(self.shown_limit(limit))
     }
 
-    /// Returns the innermost limit that applies to an inode, if there is one. In an image that never
-    /// had a limit, whether the inode exists is not checked.
+    /// Returns the innermost limit that applies to an inode, if there is one. In an image that
+    /// never had a limit, whether the inode exists is not checked.
     pub fn limit_of(&self, ino: Ino) -> Result<Option<Limit>> {
         let limit = self.fs.steady(ino, |ino| self.fs.limit_of(ino))?;
         Ok(limit.map(|limit| self.shown_limit(limit)))

@@ -109,8 +109,8 @@ impl FileSystem {
     ///
     /// # Errors
     /// EBUSY: the tree was changed, or the fork was not made from it. EROFS: the fork is a
-    /// snapshot. EINVAL: `fork` is not the root of a fork, or is the tree itself, or would move into
-    /// itself. Others as for [`FileSystem::delete_tree`].
+    /// snapshot. EINVAL: `fork` is not the root of a fork, or is the tree itself, or would move
+    /// into itself. Others as for [`FileSystem::delete_tree`].
     pub fn commit_tree(&self, fork: Ino, dir: Ino, name: &[u8], force: bool) -> Result<()> {
         let done = self.timed(OpKind::rename, |fs| fs.commit_tree(fork, dir, name, force));
         self.fs.start_reclaim();
@@ -121,7 +121,7 @@ impl FileSystem {
     ///
     /// # Errors
     /// ENOENT: no tree has the old name, or the new directory was removed. EEXIST: the new name
-    /// exists. EINVAL: the tree would move into itself. EBUSY: the file system is frozen.
+    /// exists. EINVAL: the tree would move into itself. EBUSY, ENOSPC: as for [`FileSystem::fork`].
     pub fn rename_tree(&self, dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8]) -> Result<()> {
         self.timed(OpKind::rename, |fs| fs.rename_tree((dir, name), (new_dir, new_name)))
     }
@@ -129,7 +129,8 @@ impl FileSystem {
     /// Makes a fork a snapshot, in which nothing can be changed, or a snapshot a fork, durably.
     ///
     /// # Errors
-    /// EINVAL: `root` is not the root of a fork or snapshot. EBUSY: the file system is frozen.
+    /// EINVAL: `root` is not the root of a fork or snapshot. EBUSY, ENOSPC: as for
+    /// [`FileSystem::fork`].
     pub fn set_tree_read_only(&self, root: Ino, read_only: bool) -> Result<()> {
         self.timed(OpKind::setattr, |fs| fs.set_tree_read_only(root, read_only))
     }

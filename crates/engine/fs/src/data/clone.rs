@@ -29,10 +29,10 @@
 //!   source alone, with its bytes.
 //! - Nothing in the two ranges is log-resident when the record is made. So bytes in the log never
 //!   belong to a cloned block, with one exception: within one file the source may end with the cut
-//!   block of the file, and the record that clones it zeroes its bytes after the old end. These zeros
-//!   are log-resident, and for the source alone. They belong to a block that is now shared, so
-//!   writeback and recovery put them into a new one, which is promised to the page before the record
-//!   is committed. The target has the cut block too, and ends within it.
+//!   block of the file, and the record that clones it zeroes its bytes after the old end. These
+//!   zeros are log-resident, and for the source alone. They belong to a block that is now shared,
+//!   so writeback and recovery put them into a new one, which is promised to the page before the
+//!   record is committed. The target has the cut block too, and ends within it.
 
 use super::Files;
 use super::counting::Counting;
@@ -124,20 +124,27 @@ impl Files {
         let len = if range.len == 0 { size.saturating_sub(range.from) } else { range.len };
         let range = CloneRange { len, ..range };
         check(&source, &target, range, size)?;
-        if len == 0 {
-            return Ok((0, Ok(())));
-        }
-        self.take_out(&source)?;
-        self.take_out(&target)?;
-        store.allow_clones()?;
-        let (mut done, blocks) = (0, len.div_ceil(BLOCK));
+        if len == 0 { Ok((0, Ok(()))) } else { self.clone_checked(&source, &target, range) }
+    }
+
+    /// [`Files::clone_range`] for a range that is not empty, after the checks.
+    fn clone_checked(
+        &self,
+        source: &Arc<Inode>,
+        target: &Arc<Inode>,
+        range: CloneRange,
+    ) -> Result<(u64, Result<()>)> {
+        self.take_out(source)?;
+        self.take_out(target)?;
+        self.engine.store().allow_clones()?;
+        let (mut done, blocks) = (0, range.len.div_ceil(BLOCK));
         while done < blocks {
-            match self.clone_some(&source, &target, range, done) {
+            match self.clone_some(source, target, range, done) {
                 Ok(upto) => done = upto,
                 Err(e) => return Ok((done * BLOCK, Err(e))),
             }
         }
-        Ok((len, Ok(())))
+        Ok((range.len, Ok(())))
     }
 
     /// Replaces the contents of `target` by those of `source`.
@@ -161,7 +168,7 @@ impl Files {
         self.truncate(&to, 0)?;
         match len {
             0 => Ok(()),
-            _ => self.clone_range(source, target, CloneRange { from: 0, to: 0, len })?.1,
+            _ => self.clone_checked(&from, &to, CloneRange { from: 0, to: 0, len })?.1,
         }
     }
 
@@ -377,8 +384,8 @@ impl Files {
         if let Some(charge) = &mut charge {
             charge.spent(charge.held_blocks(), 0);
         }
-        // The source's pages stay, but their blocks are shared now. If the zeros are in such a block,
-        // its page moves later.
+        // The source's pages stay, but their blocks are shared now. If the zeros are in such a
+        // block, its page moves later.
         source.pages.lock().share(from.0..from.1);
         self.settle_zeros(target, &mut zeros);
         self.forget_pages(target, replaced.0, replaced.1);

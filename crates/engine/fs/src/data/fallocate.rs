@@ -14,10 +14,11 @@
 //! the record and the change of the pages `io` keeps readers out, and `wb` writeback: a checkpoint
 //! that finds the range log-resident waits for `wb` before it writes the page in place.
 //!
-//! A preallocation releases the promises of exactly those pages whose holes it fills. Every other page
-//! that must not run out of space keeps its block: a page over an unwritten extent that another tree
-//! uses is written to a new block. If the page is log-resident and there were none, the checkpoint
-//! could not write it in place, the log would become full, and recovery would have no block for it.
+//! A preallocation releases the promises of exactly those pages whose holes it fills. Every other
+//! page that must not run out of space keeps its block: a page over an unwritten extent that
+//! another tree uses is written to a new block. If the page is log-resident and there were none,
+//! the checkpoint could not write it in place, the log would become full, and recovery would have
+//! no block for it.
 //!
 //! In a file with checksums older bytes beside a newer checksum would be an error. So in such a
 //! file zero range forces the log before anything can be written to the blocks.

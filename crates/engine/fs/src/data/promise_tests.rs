@@ -116,7 +116,7 @@ fn a_preallocation_finds_the_blocks_that_the_file_was_promised() {
     let ino = create(&door, "f");
     fill(&door);
     let filler = door.lookup(Ino::ROOT, b"filler").unwrap().ino;
-    door.fallocate(filler, FallocateMode::PunchHole, 0, 100 * BLOCK).unwrap();
+    door.fallocate(filler, FallocateMode::PunchHole, 0, 1000 * BLOCK).unwrap();
     door.sync().unwrap();
     let store = door.fs.engine().store();
     drop(store.reserve_data(1).unwrap());
@@ -135,9 +135,9 @@ fn a_preallocation_finds_the_blocks_that_the_file_was_promised() {
 /// memory. Each read fails in turn.
 #[test]
 fn a_file_that_stays_in_the_tree_keeps_no_promise() {
-    let (device, clock) = (Arc::new(SimDevice::new(MemDevice::new(32 * MIB))), Arc::new(ManualClock::default()));
-    let options =
-        FormatOptions { log_size: Some(2 * MIB), inline_max: 1000, ..FormatOptions::default() };
+    let (device, clock) =
+        (Arc::new(SimDevice::new(MemDevice::new(32 * MIB))), Arc::new(ManualClock::default()));
+    let options = FormatOptions { log_size: Some(2 * MIB), inline_max: 1000, ..FormatOptions::default() };
     FileSystem::format(device.clone(), clock.clone(), &options).unwrap();
     let options = MountOptions { cache_size: 128 << 10, ..MountOptions::default() };
     let door = FileSystem::open(device.clone(), clock, options).unwrap();

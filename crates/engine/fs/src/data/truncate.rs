@@ -429,8 +429,8 @@ impl Files {
         Ok(())
     }
 
-    /// Promises a block to each page of `zeros` in `blocks`, which the record is about to share. The
-    /// pages become shared before [`Zeros::settle`].
+    /// Promises a block to each page of `zeros` in `blocks`, which the record is about to share.
+    /// The pages become shared before [`Zeros::settle`].
     pub(super) fn promise_shared(
         &self,
         inode: &Inode,
