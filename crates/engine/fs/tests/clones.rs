@@ -394,7 +394,7 @@ fn a_clone_of_a_file_that_grows_has_its_start() {
                 at += fs.write(source, at, &[8; 33]).unwrap() as u64;
                 appends.fetch_add(1, Ordering::Relaxed);
                 // A clone waits until the source is clean for a moment.
-                std::thread::sleep(std::time::Duration::from_millis(10));
+                kedge_base::pause(std::time::Duration::from_millis(10));
             }
         });
         // If an assertion fails, the other thread ends too.
