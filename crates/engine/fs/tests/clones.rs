@@ -308,19 +308,21 @@ fn a_preallocation_takes_no_promise_of_a_page_in_shared_blocks() {
     assert_clean(&device);
 }
 
-/// A clone within a file makes the file longer, and its source ends with the cut block at the end
-/// of the file. The zeros in that block, which is shared then, are only in the log when the image
-/// is full and the power fails.
+/// Clones within files make the files longer, and their sources end with the cut blocks at the ends
+/// of the files. The zeros in these blocks, which are shared then, are only in the log when the
+/// image is full and the power fails.
 #[test]
-fn a_cut_block_that_is_cloned_within_its_file_survives_a_crash_of_a_full_image() {
+fn cut_blocks_that_are_cloned_within_their_files_survive_a_crash_of_a_full_image() {
     let device = make(32 * MIB);
     let fs = open(&device);
-    let old = noise(&mut SmallRng::seed_from_u64(8), 16 * BLOCK_SIZE + 5);
-    let ino = put(&fs, Ino::ROOT, "file", &old);
+    let old = noise(&mut SmallRng::seed_from_u64(8), BLOCK_SIZE + 5);
+    let inos: Vec<Ino> = (0..500).map(|n| put(&fs, Ino::ROOT, &n.to_string(), &old)).collect();
     fs.sync().unwrap();
-    fs.clone_range(ino, 0, ino, 17 * BLOCK, 0).unwrap();
+    for ino in &inos {
+        fs.clone_range(*ino, 0, *ino, 2 * BLOCK, 0).unwrap();
+    }
     let mut shall = old.clone();
-    shall.resize(17 * BLOCK_SIZE, 0);
+    shall.resize(2 * BLOCK_SIZE, 0);
     shall.extend(&old);
     let filler = new(&fs, "filler");
     let mut filled = 0;
@@ -329,10 +331,12 @@ fn a_cut_block_that_is_cloned_within_its_file_survives_a_crash_of_a_full_image()
     }
     fs.sync().unwrap();
     let crashed = Arc::new(device.fork());
-    assert!(contents(&open(&crashed), ino) == shall);
+    let again = open(&crashed);
+    assert!(inos.iter().all(|ino| contents(&again, *ino) == shall));
+    drop(again);
     assert_clean(&crashed);
     fs.checkpoint().unwrap();
-    assert!(contents(&fs, ino) == shall);
+    assert!(inos.iter().all(|ino| contents(&fs, *ino) == shall));
     fs.close().unwrap();
     assert_clean(&device);
 }
