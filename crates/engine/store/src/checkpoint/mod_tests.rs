@@ -454,6 +454,46 @@ fn a_growth_that_found_the_host_full_is_complete_when_it_is_repeated() {
     store.close().unwrap();
 }
 
+/// The maps of the growth go where the durable layout, that before the shrink, has its maps. The
+/// test ends with a crash, after a growth that failed.
+#[test]
+fn a_growth_after_a_deferred_shrink_spares_the_maps_of_the_durable_layout() {
+    for completes in [false, true] {
+        let (device, store) = on_host(3);
+        let geometry = || read_superblock(&*device).unwrap().0.geometry;
+        let small = store.total_blocks() * BLOCK_SIZE as u64;
+        put(&store, 1);
+        let large = store.grow(200 << 20).unwrap();
+        let durable = geometry();
+        assert_eq!(durable.moved_maps().start * BLOCK_SIZE as u64, small);
+        let mut shrinking = store.begin_shrink(small).unwrap();
+        shrinking.move_nodes().unwrap();
+        device.full.store(true, Ordering::SeqCst);
+        assert_eq!(shrinking.finish().unwrap_err().errno(), 28);
+        drop(shrinking);
+        store.check_alive().unwrap();
+        assert!(store.alloc.geometry().moved_maps().is_empty(), "they return");
+        assert_eq!(geometry(), durable);
+        assert_eq!(store.grow(large).unwrap_err().errno(), 28);
+        assert_eq!(geometry(), durable);
+        if completes {
+            device.full.store(false, Ordering::SeqCst);
+            assert_eq!(store.grow(large).unwrap(), large);
+            assert_eq!(geometry(), durable, "the same size and the same places");
+        }
+        put(&store, 2);
+        store.force(Lsn(u64::MAX), ForceCause::Sync).unwrap();
+        device.full.store(false, Ordering::SeqCst);
+        drop(store);
+        let store = reopened(&(device.clone() as Arc<dyn Device>));
+        assert_eq!(*store.alloc.geometry(), durable);
+        for number in [1, 2] {
+            assert!(store.get(key(number)).unwrap().is_some(), "{number}");
+        }
+        store.close().unwrap();
+    }
+}
+
 /// The layout of a resize is planned before its cut. The test ends with a crash after the resize.
 #[test]
 fn the_first_clone_during_a_resize_keeps_its_feature() {
