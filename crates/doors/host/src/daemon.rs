@@ -316,6 +316,12 @@ impl Host {
 
     /// Mounts an image. Returns the warnings when the mount is live.
     fn mount(self: &Arc<Host>, request: &Request) -> Result<Vec<String>> {
+        self.while_counted(|| self.start(request))
+    }
+
+    /// Runs `start` while the process waits for one more mount. A panic becomes an error, so that
+    /// the thread that accepts requests continues, and the process still ends after its last mount.
+    fn while_counted(&self, start: impl FnOnce() -> Result<Vec<String>>) -> Result<Vec<String>> {
         {
             let mut state = self.state.lock();
             if state.ending {
@@ -323,7 +329,8 @@ impl Host {
             }
             state.starting += 1;
         }
-        let started = self.start(request);
+        let started = kedge_base::without_panic("the start of a mount", || Ok(start()))
+            .unwrap_or_else(|panic| Err(panic.into()));
         let mut state = self.state.lock();
         state.starting -= 1;
         state.used |= started.is_ok();

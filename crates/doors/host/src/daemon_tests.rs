@@ -6,6 +6,15 @@ fn request(image: &Path) -> Request {
     Request { image: image.to_owned(), dir: "mnt".into(), options: String::new(), cache_size: None }
 }
 
+fn host() -> Host {
+    Host {
+        budget: Config::default().budget().unwrap(),
+        offer: |_, _| Box::new(|| ()),
+        state: Mutex::new(Rank::Leaf, State::default()),
+        changed: Condvar::default(),
+    }
+}
+
 /// A daemon that never replies, for example because it accepts no connection.
 #[test]
 fn the_wait_for_a_reply_ends() {
@@ -24,12 +33,7 @@ fn a_mount_whose_thread_does_not_start_is_forgotten_and_closed() {
     let image = dir.path().join("disk.kedge");
     create::create(&image, 32 << 20, &FormatOptions::default()).unwrap();
     let fs = engine::open_to_change(&image).unwrap();
-    let host = Host {
-        budget: Config::default().budget().unwrap(),
-        offer: |_, _| Box::new(|| ()),
-        state: Mutex::new(Rank::Leaf, State::default()),
-        changed: Condvar::default(),
-    };
+    let host = host();
     let mount = MountPoint {
         source: image.clone(),
         image,
@@ -42,5 +46,16 @@ fn a_mount_whose_thread_does_not_start_is_forgotten_and_closed() {
     assert!(format!("{e:#}").contains("start a thread for mnt"), "{e:#}");
     assert!(host.state.lock().live.is_empty(), "the mount stays noted");
     assert!(fs.sync().is_err(), "the file system is closed");
+    host.wait();
+}
+
+/// Otherwise the process would accept no further request, and would never end.
+#[test]
+fn a_mount_that_panics_is_no_longer_awaited() {
+    let host = host();
+    let e = host.while_counted(|| panic!("the mount panics")).unwrap_err();
+    assert!(format!("{e:#}").contains("a panic in the start of a mount: the mount panics"), "{e:#}");
+    assert_eq!(host.state.lock().starting, 0);
+    assert!(host.while_counted(|| Ok(Vec::new())).is_ok(), "the next one");
     host.wait();
 }

@@ -127,7 +127,8 @@ pub struct Alloc {
     /// The geometry at opening. Only fields that no resize changes may be read from it; the size
     /// and the location of the maps are in `total` and `layout`.
     geometry: Geometry,
-    /// The geometry that the next checkpoint writes. Changed under the exclusive epoch guard.
+    /// The geometry that the next checkpoint writes. A resize changes it under the exclusive epoch
+    /// guard. The first clone adds its feature at any time.
     layout: Mutex<Arc<Geometry>>,
     /// Number of blocks of the image, equal to that of `layout`.
     total: AtomicU64,

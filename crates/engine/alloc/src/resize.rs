@@ -55,7 +55,8 @@ impl Alloc {
         self.add_features(INCOMPAT_TREES | if limits { INCOMPAT_LIMITS } else { 0 });
     }
 
-    /// Sets the feature of shared blocks in the geometry that the next checkpoint writes.
+    /// Sets the feature of shared blocks in the geometry that the next checkpoint writes. The caller
+    /// needs no guard, and may do so at any time during a resize.
     pub fn set_has_clones(&self) {
         self.add_features(INCOMPAT_CLONES);
     }
@@ -66,6 +67,16 @@ impl Alloc {
         if feature_incompat != layout.feature_incompat {
             *layout = Arc::new(Geometry { feature_incompat, ..(**layout).clone() });
         }
+    }
+
+    /// Makes `new` the geometry that the next checkpoint writes. `new` was planned before the cut,
+    /// so a feature that was set since is missing there; it is kept. The caller holds the exclusive
+    /// epoch guard.
+    pub(crate) fn replace_layout(&self, new: &Geometry) {
+        const SET_IN_USE: u64 = INCOMPAT_TREES | INCOMPAT_LIMITS | INCOMPAT_CLONES;
+        let mut layout = self.layout.lock();
+        let feature_incompat = new.feature_incompat | layout.feature_incompat & SET_IN_USE;
+        *layout = Arc::new(Geometry { feature_incompat, ..new.clone() });
     }
 
     /// Frees blocks that no tree uses from the next cut on. They are not allocated again before the
@@ -90,7 +101,7 @@ impl Alloc {
         assert!(new.total_blocks >= old.total_blocks, "the image grows");
         self.cells.set_len(new.groups());
         self.total.store(new.total_blocks, SeqCst);
-        *self.layout.lock() = Arc::new(new.clone());
+        self.replace_layout(new);
         self.maps.start.store(new.moved_maps().start, SeqCst);
         self.maps.end.store(new.moved_maps().end, SeqCst);
         self.extend_index(new);

@@ -176,7 +176,7 @@ impl Alloc {
             .map(|range| Extent::new(BlockNo(range.start), range.end - range.start))
             .collect();
         self.total.store(new.total_blocks, SeqCst);
-        *self.layout.lock() = Arc::new(new.clone());
+        self.replace_layout(new);
         self.maps.start.store(new.moved_maps().start, SeqCst);
         self.maps.end.store(new.moved_maps().end, SeqCst);
         self.cut_index(new);

@@ -83,6 +83,25 @@ fn groups_that_leave_the_image_come_back_with_a_growth() {
     assert_eq!(loaded.free_counts().owned_free, alloc.free_counts().owned_free);
 }
 
+/// The new layout is planned long before its cut.
+#[test]
+fn a_feature_that_is_set_during_a_resize_stays() {
+    let (alloc, geometry, device, mut generation) = opened(3);
+    let new = geometry.shrunk(2 * GROUP_BLOCKS, None);
+    alloc.fence(new.vacated_from()).unwrap();
+    alloc.set_has_clones();
+    assert!(alloc.shrink(&new));
+    assert!(alloc.geometry().has_clones() && !alloc.geometry().has_trees());
+    checkpoint(&alloc, &device, &mut generation);
+    let back = alloc.geometry().grown(geometry.total_blocks * 4096).unwrap();
+    alloc.set_has_trees(true);
+    alloc.prepare_growth(&back);
+    alloc.grow(&back);
+    let layout = alloc.geometry();
+    assert!(layout.has_clones() && layout.has_trees() && layout.has_limits());
+    assert_eq!(layout.total_blocks, geometry.total_blocks);
+}
+
 #[test]
 fn a_shrink_with_something_beyond_changes_nothing() {
     let (alloc, geometry, ..) = opened(2);

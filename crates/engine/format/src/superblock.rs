@@ -212,6 +212,7 @@ pub struct Geometry {
     pub uuid: uuid::Uuid,
     /// Key of the name hash.
     pub hash_seed: [u8; 16],
+    /// At most [`LABEL_MAX`] bytes, without a zero byte.
     pub label: String,
     pub feature_compat: u64,
     pub feature_ro_compat: u64,
@@ -690,11 +691,10 @@ impl Superblock {
         {
             return Err(bad("impossible block, node or group size".into()));
         }
-        let label = raw.label.split(|&b| b == 0).next().unwrap_or_default();
         let geometry = Geometry {
             uuid: uuid::Uuid::from_bytes(raw.uuid),
             hash_seed: raw.hash_seed,
-            label: String::from_utf8_lossy(label).into_owned(),
+            label: label_of(&raw.label),
             feature_compat: raw.feature_compat.get(),
             feature_ro_compat: raw.feature_ro_compat.get(),
             feature_incompat: raw.feature_incompat.get(),
@@ -839,6 +839,19 @@ impl Superblock {
         }
         Ok(())
     }
+}
+
+/// Returns the label in its field. mkfs writes only UTF-8. In other bytes, each invalid sequence
+/// becomes U+FFFD, which may take more bytes than the sequence, so the label ends with the last
+/// character that fits into the field. Such a label, encoded and decoded again, stays the same. So
+/// the slots of an image have equal labels also after a checkpoint has written one of them.
+fn label_of(field: &[u8; LABEL_MAX]) -> String {
+    let bytes = field.split(|&b| b == 0).next().unwrap_or_default();
+    let mut label = String::from_utf8_lossy(bytes).into_owned();
+    while label.len() > LABEL_MAX {
+        label.pop();
+    }
+    label
 }
 
 #[cfg(test)]

@@ -41,6 +41,27 @@ fn a_slot_reads_back_as_it_was_written() {
     assert_eq!(Superblock::decode(&block, 0, 1 << 20).unwrap(), none);
 }
 
+/// Each invalid byte becomes a character of three bytes, so only 21 of them fit into the field.
+#[test]
+fn a_label_that_is_not_utf_8_fits_into_its_field_again() {
+    let at = std::mem::offset_of!(Raw, label);
+    let mixed = [b"name".as_slice(), &[0xe2; 60]].concat();
+    for (field, kept, replaced) in
+        [(vec![0xff], "", 1), (vec![0xff; 21], "", 21), (vec![0xff; 64], "", 21), (mixed, "name", 20)]
+    {
+        let mut block = vec![0; BLOCK_SIZE];
+        sample().encode(&mut block);
+        block[at..at + LABEL_MAX].fill(0);
+        block[at..at + field.len()].copy_from_slice(&field);
+        let crc = crc_without(&block, CRC_AT);
+        block[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+        let read = Superblock::decode(&block, 0, 1 << 20).unwrap();
+        assert_eq!(read.geometry.label, format!("{kept}{}", "\u{fffd}".repeat(replaced)));
+        read.encode(&mut block);
+        assert_eq!(Superblock::decode(&block, 0, 1 << 20).unwrap(), read);
+    }
+}
+
 #[test]
 fn version_1_is_refused_by_its_number() {
     let mut block = vec![0; BLOCK_SIZE];

@@ -21,8 +21,6 @@ use kedge_device::Device;
 use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, bitmap_crc};
 use kedge_format::superblock::{CheckpointState, OPEN_MAX, Superblock, TableState};
 
-/// Limit for the bytes of a label.
-const LABEL_MAX: usize = 64;
 /// The most blocks that are carried over with one read and one write.
 const CARRY_BLOCKS: u64 = 256;
 
@@ -94,11 +92,7 @@ impl Job<'_> {
     }
 
     fn superblock(&self, source: &Source, new: &New, newest: &Newest) -> Result<Superblock> {
-        let mut geometry = source.sb.geometry.clone();
-        // Replacing invalid UTF-8 while decoding makes a label longer.
-        while geometry.label.len() > LABEL_MAX {
-            geometry.label.pop();
-        }
+        let geometry = source.sb.geometry.clone();
         let base = &self.base_sb.checkpoint;
         // A log write of an epoch above the slot's would mean that a newer slot is lost, so the new
         // epoch is above all of them.

@@ -23,6 +23,19 @@
 //! is being written. A torn copy has a wrong checksum, or equals the old or the new header. So at
 //! any time one valid copy has the old slots or the new slots, and both sets have at least one
 //! slot.
+//!
+//! A change that was interrupted, or failed, between its two writes leaves a copy with the old
+//! slots, which a removed secret still opens. So the next change first writes the header to both
+//! copies ([`Header::settle`]), even if it is then refused.
+//! - If both copies are valid and differ, the first flush of the interrupted change may have failed.
+//!   So the header is written once more, while the other copy is valid, and flushed. Then the other
+//!   copy is overwritten.
+//! - If they are equal, the second flush may have failed, so that one of them is equal only in a
+//!   cache. The first flush had succeeded by then, so the other one is durable. Both are written.
+//! - If the other copy is invalid, the header is durable, because the second write began after the
+//!   first flush had succeeded. Only the other copy is written.
+//!
+//! Writing a durable header again does not change its bytes, so a power failure does not tear it.
 
 use super::secret::Secret;
 use super::slot::{Cost, SLOT, Slot};
@@ -161,8 +174,8 @@ impl Header {
         Ok(Header { sequence: u64::from_le_bytes(number(block, 16)), uuid: number(block, 24), slots })
     }
 
-    /// Reads both copies. Returns the header and the number of the copy that holds it.
-    fn find(device: &dyn Device) -> Result<(usize, Header)> {
+    /// Reads both copies. An error names the damage of a copy.
+    fn read_copies(device: &dyn Device) -> Result<[Result<Header>; 2]> {
         if device.geometry().size <= AREA {
             let size = device.geometry().size;
             return Err(damaged(format!(
@@ -173,7 +186,12 @@ impl Header {
             let mut buf = IoBuf::zeroed(1);
             device.read(at, &mut buf).and_then(|()| Header::decode(buf.as_bytes()))
         };
-        match COPIES.map(read) {
+        Ok(COPIES.map(read))
+    }
+
+    /// Returns the header and the number of the copy that holds it.
+    fn newest(copies: [Result<Header>; 2]) -> Result<(usize, Header)> {
+        match copies {
             [Ok(a), Ok(b)] => Ok(if b.sequence > a.sequence { (1, b) } else { (0, a) }),
             [Ok(a), Err(_)] => Ok((0, a)),
             [Err(_), Ok(b)] => Ok((1, b)),
@@ -189,7 +207,24 @@ impl Header {
 
     /// Reads the header of an encrypted image.
     pub fn read(device: &dyn Device) -> Result<Header> {
-        Header::find(device).map(|(_, header)| header)
+        Header::newest(Header::read_copies(device)?).map(|(_, header)| header)
+    }
+
+    /// Writes the header to both copies, so that no copy has slots of before an interrupted change.
+    /// Returns the header, and whether the copies differed. The caller holds the device's lock.
+    pub fn settle(device: &dyn Device) -> Result<(Header, bool)> {
+        let copies = Header::read_copies(device)?;
+        let (valid, differ) = match &copies {
+            [Ok(a), Ok(b)] => (true, a.encode().as_bytes() != b.encode().as_bytes()),
+            _ => (false, false),
+        };
+        let (newest, header) = Header::newest(copies)?;
+        let bytes = header.encode();
+        if valid {
+            put(device, newest, &bytes)?;
+        }
+        put(device, 1 - newest, &bytes)?;
+        Ok((header, differ))
     }
 
     /// Returns whether the device holds an encrypted image: either copy has the magic.
@@ -214,7 +249,10 @@ impl Header {
         }
         device.write(0, &IoBuf::zeroed((AREA / BLOCK_SIZE as u64) as usize), false)?;
         device.flush()?;
-        self.put(device, [1, 0])
+        self.advance()?;
+        let bytes = self.encode();
+        put(device, 1, &bytes)?;
+        put(device, 0, &bytes)
     }
 
     /// Overwrites both copies, so that the device can hold an image without encryption.
@@ -235,21 +273,32 @@ impl Header {
     }
 
     /// Replaces the header on the device, with one valid copy at any time. The caller has read
-    /// `self` from the device and holds the device's lock.
+    /// `self` by [`Header::settle`] and still holds the device's lock. An error says whether the
+    /// change was made; if so, one copy may still have the old slots until the next
+    /// [`Header::settle`].
     pub fn replace(&mut self, device: &dyn Device) -> Result<()> {
-        let (newest, _) = Header::find(device)?;
-        self.put(device, [1 - newest, newest])
+        let (newest, _) = Header::newest(Header::read_copies(device)?)?;
+        self.advance()?;
+        let bytes = self.encode();
+        put(device, 1 - newest, &bytes)
+            .map_err(|e| Error::invalid(format!("the key slots may have changed or not: {e}")))?;
+        put(device, newest, &bytes).map_err(|e| {
+            let what = "the key slots have changed, but a copy of the header may still have the old ones";
+            Error::invalid(format!("{what}; the next change of a key overwrites it: {e}"))
+        })
     }
 
-    fn put(&mut self, device: &dyn Device, order: [usize; 2]) -> Result<()> {
-        self.sequence += 1;
-        let bytes = self.encode();
-        for copy in order {
-            device.write(COPIES[copy], &bytes, false)?;
-            device.flush()?;
-        }
+    fn advance(&mut self) -> Result<()> {
+        let next = self.sequence.checked_add(1);
+        self.sequence = next.ok_or_else(|| damaged("its sequence number cannot grow"))?;
         Ok(())
     }
+}
+
+/// Writes one copy, and makes it durable.
+fn put(device: &dyn Device, copy: usize, bytes: &IoBuf) -> Result<()> {
+    device.write(COPIES[copy], bytes, false)?;
+    device.flush()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 use super::*;
 use crate::MemDevice;
-use crate::sim::{SimDevice, StatePlan};
+use crate::sim::{Choice, FaultPlan, OpKind, SimDevice, StatePlan};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -170,6 +170,70 @@ fn a_change_leaves_a_key_at_each_crash_point() {
         }
         assert!(before > 0 && after > 0, "{name}: {before} {after}");
     }
+}
+
+/// Returns the copies on the device that a secret opens.
+fn opened_by(device: &MemDevice, text: &str) -> Vec<usize> {
+    let copy = |copy: &usize| Header::decode(&block(device, *copy)).unwrap();
+    [0, 1].into_iter().filter(|n| opens(&copy(n), text).is_some()).collect()
+}
+
+/// The write or the flush of the second copy fails, or the first flush. In the last case the medium
+/// never gets the first write, although the device reads as if it had it.
+#[test]
+fn a_removal_that_failed_is_completed_before_the_next_change_is_judged() {
+    let (device, mut header) = formatted();
+    header.add(&KEY_OF_IMAGE, &secret("second"), CHEAP).unwrap();
+    header.replace(&device).unwrap();
+    const EIO: i32 = 5;
+    for (plan, differ, said) in [
+        (FaultPlan::new(1).fail(OpKind::Write, 1, EIO), true, "have changed"),
+        (FaultPlan::new(1).lose_flush(1, EIO), false, "have changed"),
+        (FaultPlan::new(1).lose_flush(0, EIO), true, "may have changed or not"),
+    ] {
+        let sim = SimDevice::new(device.fork());
+        let (mut header, _) = Header::settle(&sim).unwrap();
+        header.remove(0).unwrap();
+        sim.set_plan(plan);
+        let e = header.replace(&sim).unwrap_err().to_string();
+        assert!(e.contains(said), "{e}");
+        sim.heal();
+        assert!(!opened_by(&sim.crash_as(Choice::None), "first").is_empty(), "{said}");
+        // A repeated removal would be refused, because the header has no such slot any more.
+        let (header, differed) = Header::settle(&sim).unwrap();
+        assert_eq!((opens(&header, "first"), differed), (None, differ), "{said}");
+        for seed in 0..8 {
+            let medium = sim.crash(seed);
+            assert_eq!(opened_by(&medium, "first"), Vec::<usize>::new(), "{said}");
+            assert_eq!(opened_by(&medium, "second"), [0, 1], "{said}");
+        }
+    }
+}
+
+/// For a power failure during a change, and a second one while its copies are made equal: each
+/// state keeps what the first one left.
+#[test]
+fn a_power_failure_while_the_copies_are_made_equal_changes_no_slot() {
+    let (device, mut header) = formatted();
+    header.add(&KEY_OF_IMAGE, &secret("second"), CHEAP).unwrap();
+    header.replace(&device).unwrap();
+    let first = SimDevice::new(device);
+    header.remove(0).unwrap();
+    header.replace(&first).unwrap();
+    let mut differing = 0;
+    let plan = StatePlan { torn: 4, ..StatePlan::default() };
+    for left in first.recording().states(plan) {
+        let found = Header::read(&left.medium).unwrap();
+        let second = SimDevice::new(left.medium.fork());
+        differing += usize::from(Header::settle(&second).unwrap().1);
+        for state in second.recording().states(plan) {
+            let header = Header::read(&state.medium).unwrap_or_else(|e| panic!("{left:?}, {state:?}: {e}"));
+            assert!(used(&header) == used(&found), "{left:?}, {state:?}");
+        }
+        let medium = second.crash(1);
+        assert!(block(&medium, 0) == block(&medium, 1), "{left:?}");
+    }
+    assert!(differing > 0);
 }
 
 /// Returns the numbers of the used slots on the device.

@@ -132,23 +132,24 @@ fn finish(
     if options.lock {
         lock(path, &fd, options, block_device, part)?;
     }
-    let mut size = rustix::fs::seek(&fd, SeekFrom::End(0)).map_err(|e| failed("size", e))?;
-    if let Some(want) = want {
-        if block_device && size < want {
-            return Err(Error::invalid(format!("{} has {size} bytes, {want} are wanted", path.display())));
+    let mut end = rustix::fs::seek(&fd, SeekFrom::End(0)).map_err(|e| failed("size", e))?;
+    if let Some(want) = want
+        && end < want
+    {
+        if block_device {
+            return Err(Error::invalid(format!("{} has {end} bytes, {want} are wanted", path.display())));
         }
-        if size < want {
-            rustix::fs::ftruncate(&fd, want).map_err(|e| failed("grow", e))?;
-        }
-        size = want;
+        rustix::fs::ftruncate(&fd, want).map_err(|e| failed("grow", e))?;
+        end = want;
     }
+    let size = want.unwrap_or(end);
     let discard_granularity = match (options.read_only, block_device) {
         (true, _) => 0,
         (false, true) => block_discard_granularity(&stat),
         // Not tried, because the owner of another part may extend the file meanwhile and write
         // where the hole would be punched. The first discard shows whether the host supports it.
         (false, false) if part.is_some() => BLOCK_SIZE as u32,
-        (false, false) => file_discard_granularity(&fd, size),
+        (false, false) => file_discard_granularity(&fd, end),
     };
     let geometry = Geometry {
         size: size - size % BLOCK_SIZE as u64,
@@ -274,10 +275,10 @@ pub(crate) fn is_unlocked(path: &Path, part: Option<Part>) -> Result<bool> {
     }
 }
 
-/// Finds out by punching a hole beyond the end of the file, where there is no data.
-fn file_discard_granularity(fd: &OwnedFd, size: u64) -> u32 {
-    let end = size.next_multiple_of(BLOCK_SIZE as u64);
-    match sys::punch(fd, end, BLOCK_SIZE as u64) {
+/// Finds out by punching a hole beyond `end`, the end of the file, where there is no data. The
+/// device may be shorter than the file.
+fn file_discard_granularity(fd: &OwnedFd, end: u64) -> u32 {
+    match sys::punch(fd, end.next_multiple_of(BLOCK_SIZE as u64), BLOCK_SIZE as u64) {
         Ok(()) => BLOCK_SIZE as u32,
         Err(_) => 0,
     }

@@ -62,6 +62,22 @@ fn create_makes_grows_and_never_shrinks() {
     assert_eq!(&buf.as_bytes()[..4], b"kept");
 }
 
+/// The trial of a discard must not be made where the device ends, which is inside of this file.
+#[test]
+fn create_on_a_larger_file_keeps_its_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    for len in [3 * MIB, 3 * MIB - 100] {
+        std::fs::write(&path, vec![1; len as usize]).unwrap();
+        let device = FileDevice::create(&path, 2 * MIB, OpenOptions::default()).unwrap();
+        assert_eq!(device.geometry().size, 2 * MIB);
+        drop(device);
+        let bytes = std::fs::read(&path).unwrap();
+        assert_eq!(bytes.len() as u64, len);
+        assert_eq!(bytes.iter().position(|byte| *byte != 1), None);
+    }
+}
+
 #[test]
 fn the_size_is_rounded_down_to_blocks() {
     let dir = tempfile::tempdir().unwrap();

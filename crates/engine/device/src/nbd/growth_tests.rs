@@ -5,7 +5,10 @@ use super::*;
 use crate::sim::Manners;
 use crate::testing::{SIZE, pattern};
 use crate::{Io, MemDevice, run_batch};
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc;
 
 fn blocks(at: u64, round: u8) -> IoBuf {
     IoBuf::from_bytes(&pattern(at, 1, round))
@@ -110,6 +113,53 @@ fn a_growth_does_not_outlive_a_lost_request() {
     assert!(matches!(device.read(0, &mut IoBuf::zeroed(1)), Err(Error::OutcomeUnknown)));
     let done = run_batch(&*device, vec![Io { offset: SIZE, op: Op::Read(IoBuf::zeroed(1)) }]);
     assert!(matches!(done[0].result, Err(Error::OutcomeUnknown)));
+}
+
+/// A growth ends an old connection whose receiver is in the middle of the bytes of a read. The
+/// device dies then, for example because of a new connection. The test holds the lock of the state,
+/// so that the receiver notices the failed read only after the growth has marked the connection as
+/// ended.
+#[test]
+fn a_read_that_breaks_off_while_its_connection_is_retired_is_lost_and_not_forgotten() {
+    let (ours, mut server) = UnixStream::pair().unwrap();
+    let stream = Stream::Unix(ours);
+    stream.set_timeouts(TICK_MAX, None).unwrap();
+    let link = Arc::new(Link::new(stream, Duration::from_secs(300)));
+    let shared = Arc::new(Shared {
+        name: "a pair of sockets".into(),
+        export: Export { size: SIZE, flags: CAN_MULTI_CONN, payload_max: 1 << 20, structured: false },
+        links: RwLock::default(),
+        open_links: Mutex::default(),
+        state: Mutex::default(),
+        work: Condvar::new(),
+        room: Condvar::new(),
+    });
+    let part = Plan::new(Kind::Read, 0, 2 * B).next(&shared.export).unwrap();
+    let waiter = Arc::new(Waiter::default());
+    let owner = Owner::Waiter(waiter.clone(), Some((IoBuf::zeroed(2), 0)));
+    assert!(matches!(link.send(part, owner, None), Sent::Under));
+    let mut reply = SIMPLE_REPLY_MAGIC.to_be_bytes().to_vec();
+    reply.extend([0; 4 + 8 + BLOCK_SIZE]);
+    server.write_all(&reply).unwrap();
+    let (receives, of) = (shared.clone(), link.clone());
+    let receiver = spawn_named("receiver", move || receives.receiver(&of)).unwrap();
+    while !link.is_filling() {
+        kedge_base::pause(Duration::from_millis(1));
+    }
+
+    link.retire();
+    let of = link.clone();
+    let growth = spawn_named("growth", move || of.end()).unwrap();
+    let state = shared.state.lock();
+    assert!(link.kill().is_empty(), "the receiver has the only owner");
+    growth.join().unwrap();
+    assert!(link.has_ended());
+    drop(state);
+    assert_eq!(receiver.join().unwrap(), Ok(()));
+    let (done, answered) = mpsc::channel();
+    spawn_named("reader", move || done.send(waiter.wait()).unwrap()).unwrap();
+    let (result, buf) = answered.recv_timeout(Duration::from_secs(20)).expect("the reader waits for ever");
+    assert!(matches!(result, Err(Error::OutcomeUnknown)) && buf.is_some(), "{result:?}");
 }
 
 #[test]

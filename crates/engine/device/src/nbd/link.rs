@@ -31,7 +31,8 @@ pub struct Link {
     /// Set when no more jobs may be sent on this connection. Changes under the lock of the job
     /// queue.
     retired: AtomicBool,
-    /// Set when all messages have been answered and no other will be sent.
+    /// Set when no message will be sent any more, and all have been answered or the connection is
+    /// dead.
     ended: AtomicBool,
 }
 
@@ -102,7 +103,7 @@ impl Link {
         self.retired.load(Relaxed)
     }
 
-    /// Waits for the replies to all messages, and disconnects. The caller ensures that no other
+    /// Waits for the replies to all messages, or until the connection is dead, and disconnects. The caller ensures that no other
     /// message will be sent.
     pub fn end(&self) {
         let mut table = self.table.lock();
@@ -115,7 +116,8 @@ impl Link {
         self.stream.shut();
     }
 
-    /// Returns whether the connection ended because of [`Link::end`].
+    /// Returns whether the connection ended because of [`Link::end`]. If the connection was dead
+    /// then, messages may have no reply.
     pub fn has_ended(&self) -> bool {
         self.ended.load(Acquire)
     }
@@ -196,7 +198,7 @@ impl Link {
 
     /// Stops the sending of messages. Returns the owners of all messages without a reply, except
     /// for those with the sending or the receiving thread, which handle these owners themselves.
-    /// The receiver calls this when it ends.
+    /// The receiver calls this when it ends, also after [`Link::end`].
     pub fn kill(&self) -> Vec<Owner> {
         self.stream.shut();
         let mut table = self.table.lock();
@@ -211,6 +213,12 @@ impl Link {
             }
         }
         owners
+    }
+
+    /// Returns whether the receiving thread has the owner of a message.
+    #[cfg(test)]
+    pub fn is_filling(&self) -> bool {
+        self.table.lock().flights.values().any(|flight| matches!(flight.holder, Holder::Receiver))
     }
 
     /// Fails if a message has waited too long for its reply.

@@ -187,9 +187,10 @@ impl NbdDevice {
         let mut started = Vec::new();
         for link in links.into_iter().map(Arc::new) {
             self.shared.open_links.lock().push(link.clone());
-            match Served::start(&self.shared, link) {
+            match Served::start(&self.shared, link.clone()) {
                 Ok(served) => started.push(served),
                 Err(e) => {
+                    self.shared.forget(&link);
                     self.shared.retire(started);
                     return Err(e);
                 }
@@ -351,7 +352,14 @@ impl Shared {
                     let state = self.state.lock();
                     let ended = state.closed && state.unanswered == 0;
                     drop(state);
-                    return if ended || link.has_ended() { Ok(()) } else { Err(why) };
+                    if !ended && !link.has_ended() {
+                        return Err(why);
+                    }
+                    // If the device died while this thread had the owner of a message, the owner is
+                    // in the table only since this read failed. After a regular end the table is
+                    // empty.
+                    link.kill().into_iter().for_each(|owner| self.lose(owner));
+                    return Ok(());
                 }
             }
         }
@@ -485,8 +493,13 @@ impl Shared {
             join(sends);
             link.end();
             join(receives);
-            self.open_links.lock().retain(|open| !Arc::ptr_eq(open, &link));
+            self.forget(&link);
         }
+    }
+
+    /// Removes a connection without messages from those that end with the device.
+    fn forget(&self, link: &Arc<Link>) {
+        self.open_links.lock().retain(|open| !Arc::ptr_eq(open, link));
     }
 }
 

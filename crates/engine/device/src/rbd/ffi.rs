@@ -344,7 +344,9 @@ impl Image {
         check(unsafe { (self.api().rbd_metadata_set)(self.handle, name.as_ptr(), value.as_ptr()) })
     }
 
-    pub fn metadata(&self, name: &str) -> Option<String> {
+    /// Returns a text of the image's metadata without its control characters; `None` if there is no
+    /// such text, or none that this program stores.
+    pub fn metadata(&self, name: &str) -> Result<Option<String>, i32> {
         let name = c_string(name);
         let mut value = [0u8; METADATA_MAX];
         let mut len = value.len();
@@ -353,9 +355,13 @@ impl Image {
         let code = unsafe {
             (self.api().rbd_metadata_get)(self.handle, name.as_ptr(), value.as_mut_ptr().cast(), &raw mut len)
         };
-        check(code).ok()?;
-        let text = CStr::from_bytes_until_nul(&value).ok()?;
-        Some(text.to_string_lossy().chars().filter(|c| !c.is_control()).collect())
+        match check(code) {
+            // ERANGE: the text is longer than METADATA_MAX.
+            Err(libc::ENOENT | libc::ERANGE) => return Ok(None),
+            other => other?,
+        }
+        let Ok(text) = CStr::from_bytes_until_nul(&value) else { return Ok(None) };
+        Ok(Some(text.to_string_lossy().chars().filter(|c| !c.is_control()).collect()))
     }
 
     /// Returns the client address of the lock's owner.
@@ -537,7 +543,6 @@ impl Drop for Image {
     fn drop(&mut self) {
         // SAFETY: the handle is closed once, here. The call waits for the operations in flight;
         // their buffers and the event descriptor are freed after it.
-        // buffers and the event descriptor are freed after it.
         unsafe { (self.api().rbd_close)(self.handle) };
     }
 }

@@ -14,8 +14,8 @@
 //!
 //! # One writer
 //! A writer holds the image's exclusive lock, and stores its host and process in the image's
-//! metadata. The lock is taken from an owner only with `takeover`, and only after the owner is
-//! fenced:
+//! metadata, with a random number that no other writer has. The lock is taken from an owner only
+//! with `takeover`, and only after the owner is fenced:
 //! 1. read the owner of the lock;
 //! 2. add the owner's address to the cluster's blocklist, for a year. The entry that breaking a
 //!    lock adds by itself lasts an hour, so a process that was stopped for longer could write
@@ -29,9 +29,17 @@
 //! refused. The log is replayed after step 4.
 //!
 //! A reader does not take the library's lock: a shared lock would remain after the reader's process
-//! is killed. Instead the reader reads the lock's owner when it opens the image, and between reads
-//! at least once a second. If the lock has an owner, the reader's device ends as if it were fenced,
-//! because its earlier reads and later reads may be from different states of the image.
+//! is killed. Instead the reader reads the note of the last writer and the lock's owner when it
+//! opens the image, and both again before a read if the last check is a second old. If the lock has
+//! an owner, or the note is another one, the reader's device ends as if it were fenced, because its
+//! earlier reads and later reads may be from different states of the image. A last check, when the
+//! device is dropped, can only be logged.
+//!
+//! No writer escapes the checks. A writer takes the lock, then stores its note, and only then
+//! changes the image. So at a check, a writer that has changed the image since the open either holds
+//! the lock or has left another note. At the open the reader reads the note before the owner: a
+//! writer that had stored its note by then either still holds the lock, so that the open is refused,
+//! or has made its last change before the reader's first read.
 //!
 //! # The size
 //! An image is extended and truncated like a file: the owner of the lock changes the image's size,
@@ -56,6 +64,7 @@ use kedge_base::JoinHandle;
 use kedge_base::wait::about_to_wait;
 use kedge_base::{BLOCK_SIZE, Clock, Error, IoBuf, Result, SystemClock, spawn_named};
 use parking_lot::{Condvar, Mutex};
+use rand::TryRngCore;
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -68,8 +77,10 @@ const DEPTH: usize = 64;
 const QUEUED_MAX: usize = 4096;
 /// The feature bit of the exclusive lock.
 const EXCLUSIVE_LOCK: u64 = 4;
-/// The key in the image's metadata with a description of the lock's owner.
+/// The key in the image's metadata with the note of the lock's owner: its description and, after
+/// [`SESSION`], a random number.
 const OWNER: &str = "kedgefs.owner";
+const SESSION: &str = "; session ";
 const LOCK_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum time for which a reader reads without checking the lock.
 const LOCK_CHECK: Duration = Duration::from_secs(1);
@@ -92,10 +103,12 @@ pub struct RbdDevice {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Checks periodically whether the image has a writer.
+/// Checks periodically whether the image has, or has had, a writer.
 struct LockWatch {
     /// A second, writable handle: a read-only handle cannot read the owner of the lock.
     asked: Image,
+    /// The note of the last writer before the reader's first read.
+    last: Option<String>,
     clock: SystemClock,
     next: Mutex<Duration>,
 }
@@ -200,7 +213,10 @@ impl RbdDevice {
             (true, true) => {
                 let asked = asked(uri)?;
                 refuse_owned(uri, &asked, options.lock_wait)?;
-                Some(LockWatch { asked, clock: SystemClock::default(), next: Mutex::new(LOCK_CHECK) })
+                let last = asked.metadata(OWNER).map_err(|e| failed(words(e)))?;
+                // Once more, because the note must be read before the owner ("One writer").
+                refuse_owned(uri, &asked, Duration::ZERO)?;
+                Some(LockWatch { asked, last, clock: SystemClock::default(), next: Mutex::new(LOCK_CHECK) })
             }
             (false, _) => None,
         };
@@ -226,7 +242,8 @@ impl RbdDevice {
         Ok(Arc::new(RbdDevice { shared, sizes, stats, read_only, watch, thread: Some(thread) }))
     }
 
-    /// Ends a reader's device if the image now has a writer.
+    /// Ends a reader's device if the image has a writer, or had one since the device was opened.
+    /// Checks at most once in [`LOCK_CHECK`].
     fn check_lock(&self) -> Result<()> {
         let Some(watch) = &self.watch else { return Ok(()) };
         {
@@ -236,17 +253,22 @@ impl RbdDevice {
             }
             *next = now + LOCK_CHECK;
         }
+        self.check_lock_now(watch)
+    }
+
+    fn check_lock_now(&self, watch: &LockWatch) -> Result<()> {
         about_to_wait();
-        let owner =
-            watch.asked.lock_owner().map_err(|errno| self.shared.error("read the lock", 0, 0, errno))?;
-        let Some(owner) = owner else { return Ok(()) };
+        let failed = |errno| self.shared.error("read the lock", 0, 0, errno);
+        let owner = watch.asked.lock_owner().map_err(failed)?;
+        let note = watch.asked.metadata(OWNER).map_err(failed)?;
+        let writer = match owner {
+            Some(owner) => format!("{} writes to it", described(note.as_deref(), &owner)),
+            None if note == watch.last => return Ok(()),
+            None => format!("{} has written to it", note.as_deref().map_or("a writer", process)),
+        };
         let mut state = self.shared.state.lock();
         if state.dead.is_none() {
-            tracing::error!(
-                "{}: reading has ended, because {} writes to it",
-                self.shared.name,
-                description(&watch.asked, &owner)
-            );
+            tracing::error!("{}: reading has ended, because {writer}", self.shared.name);
             state.dead = Some(Error::Fenced);
         }
         Err(state.dead.clone().expect("just set"))
@@ -297,7 +319,10 @@ fn take_lock(uri: &RbdUri, image: &Image, options: OpenOptions) -> Result<()> {
         match image.lock() {
             Ok(()) => {
                 let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-                let me = format!("process {} on host {}", std::process::id(), host.trim());
+                let session = rand::rngs::OsRng.try_next_u64();
+                let session = session.map_err(|e| failed(format!("no random number: {e}")))?;
+                let pid = std::process::id();
+                let me = format!("process {pid} on host {}{SESSION}{session:016x}", host.trim());
                 return image.set_metadata(OWNER, &me).map_err(|e| failed(words(e)));
             }
             Err(libc::EAGAIN | libc::EBUSY) => kedge_base::pause(LOCK_PAUSE),
@@ -330,8 +355,18 @@ fn refuse_owned(uri: &RbdUri, image: &Image, wait: Duration) -> Result<()> {
 }
 
 fn description(image: &Image, owner: &str) -> String {
-    match image.metadata(OWNER) {
-        Some(name) => format!("{name} ({owner})"),
+    described(image.metadata(OWNER).ok().flatten().as_deref(), owner)
+}
+
+/// Returns the part of a note that names a process.
+fn process(note: &str) -> &str {
+    note.split_once(SESSION).map_or(note, |(process, _)| process)
+}
+
+/// Returns the words for a writer with the note `note` and the client address `owner`.
+fn described(note: Option<&str>, owner: &str) -> String {
+    match note {
+        Some(note) => format!("{} ({owner})", process(note)),
         None => owner.to_owned(),
     }
 }
@@ -511,6 +546,12 @@ impl Drop for RbdDevice {
         }
         let alive = state.dead.is_none();
         drop(state);
+        if alive
+            && let Some(watch) = &self.watch
+            && let Err(e) = self.check_lock_now(watch)
+        {
+            tracing::warn!("{}: what was read last may be from another state: {e}", self.shared.name);
+        }
         if self.shared.locked
             && alive
             && let Err(e) = self.shared.image().unlock()

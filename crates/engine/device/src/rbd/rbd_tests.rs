@@ -73,6 +73,35 @@ fn a_reader_ends_when_somebody_writes() {
     crate::open(&location, read_only).unwrap().read(0, &mut IoBuf::zeroed(1)).unwrap();
 }
 
+/// The reader reads nothing while the writer has the lock, so only the writer's note shows that the
+/// image has changed.
+#[test]
+fn a_reader_ends_after_a_writer_that_came_and_went() {
+    let Some(conf) = cluster() else { return };
+    let location = image(&conf, SIZE);
+    // Two writers of one process, which differ only in the number of their session.
+    drop(crate::open(&location, OpenOptions::default()).unwrap());
+    let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let reader = crate::open(&location, read_only).unwrap();
+    kedge_base::pause(2 * LOCK_CHECK);
+    reader.read(0, &mut IoBuf::zeroed(1)).unwrap();
+    let writer = crate::open(&location, OpenOptions::default()).unwrap();
+    writer.write(0, &IoBuf::from_bytes(&[1; BLOCK_SIZE]), true).unwrap();
+    drop(writer);
+    kedge_base::pause(2 * LOCK_CHECK);
+    assert!(matches!(reader.read(0, &mut IoBuf::zeroed(1)), Err(Error::Fenced)));
+    drop(reader);
+    crate::open(&location, read_only).unwrap().read(0, &mut IoBuf::zeroed(1)).unwrap();
+}
+
+#[test]
+fn the_words_for_a_writer_leave_out_its_session() {
+    let note = format!("process 7 on host a{SESSION}0123456789abcdef");
+    assert_eq!(described(Some(&note), "10.0.0.1:0/1"), "process 7 on host a (10.0.0.1:0/1)");
+    assert_eq!(described(Some("process 7 on host a"), "x"), "process 7 on host a (x)");
+    assert_eq!(described(None, "10.0.0.1:0/1"), "10.0.0.1:0/1");
+}
+
 /// The owner of the lock changes the size, even while another handle is open. Contents that a
 /// truncate removed read as zeros after the image has grown again.
 #[test]

@@ -9,7 +9,7 @@ use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BLOCK_SIZE, BlockNo, Clock, Error, Ino, IoBuf, Lsn, ManualClock, Result, errno};
 use kedge_device::{Device, Op};
 use kedge_format::node::NODE_BLOCKS;
-use kedge_format::superblock::{CheckpointState, Losses, SLOTS};
+use kedge_format::superblock::{CheckpointState, Losses, SLOTS, Superblock};
 use kedge_log::ForceCause;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -162,9 +162,11 @@ fn a_checkpoint_that_panics_shuts_the_store_down_with_its_words() {
 /// `shows_holes`: whether the device reports the holes of the image, so that the lack can be
 /// detected before a write.
 /// `fails_once`: a request that the host, although it has space for plain writes, fails once.
+/// `in_grow`: what the next growth of the device does besides.
 struct OnHost {
     inner: Arc<dyn Device>,
     fails_once: Mutex<Option<Fails>>,
+    in_grow: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     log: std::ops::Range<u64>,
     full: AtomicBool,
     shows_holes: AtomicBool,
@@ -242,6 +244,10 @@ impl Device for OnHost {
 
     fn grow(&self, size: u64) -> Result<()> {
         self.once(Fails::Grow, "flush", errno::EIO)?;
+        let besides = self.in_grow.lock().take();
+        if let Some(besides) = besides {
+            besides();
+        }
         self.inner.grow(size)
     }
 
@@ -284,7 +290,8 @@ fn on_host(tries: u32) -> (Arc<OnHost>, Arc<Store>) {
     let log = log..log + geometry.log_blocks * BLOCK_SIZE as u64;
     let (full, shows_holes) = Default::default();
     let fails_once = Mutex::new(Rank::Leaf, None);
-    let device = Arc::new(OnHost { inner, fails_once, log, full, shows_holes });
+    let in_grow = Mutex::new(Rank::Leaf, None);
+    let device = Arc::new(OnHost { inner, fails_once, in_grow, log, full, shows_holes });
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
     let store = Store::open(device.clone(), clock, &OpenOptions::default()).unwrap();
     let rest = Duration::from_millis(1);
@@ -445,6 +452,86 @@ fn a_growth_that_found_the_host_full_is_complete_when_it_is_repeated() {
     assert_eq!(blocks() * BLOCK_SIZE as u64, bytes);
     assert_eq!(store.grow(64 << 20).unwrap(), bytes);
     store.close().unwrap();
+}
+
+/// The maps of the growth go where the durable layout, that before the shrink, has its maps. The
+/// test ends with a crash, after a growth that failed.
+#[test]
+fn a_growth_after_a_deferred_shrink_spares_the_maps_of_the_durable_layout() {
+    for completes in [false, true] {
+        let (device, store) = on_host(3);
+        let geometry = || read_superblock(&*device).unwrap().0.geometry;
+        let small = store.total_blocks() * BLOCK_SIZE as u64;
+        put(&store, 1);
+        let large = store.grow(200 << 20).unwrap();
+        let durable = geometry();
+        assert_eq!(durable.moved_maps().start * BLOCK_SIZE as u64, small);
+        let mut shrinking = store.begin_shrink(small).unwrap();
+        shrinking.move_nodes().unwrap();
+        device.full.store(true, Ordering::SeqCst);
+        assert_eq!(shrinking.finish().unwrap_err().errno(), 28);
+        drop(shrinking);
+        store.check_alive().unwrap();
+        assert!(store.alloc.geometry().moved_maps().is_empty(), "they return");
+        assert_eq!(geometry(), durable);
+        assert_eq!(store.grow(large).unwrap_err().errno(), 28);
+        assert_eq!(geometry(), durable);
+        if completes {
+            device.full.store(false, Ordering::SeqCst);
+            assert_eq!(store.grow(large).unwrap(), large);
+            assert_eq!(geometry(), durable, "the same size and the same places");
+        }
+        put(&store, 2);
+        store.force(Lsn(u64::MAX), ForceCause::Sync).unwrap();
+        device.full.store(false, Ordering::SeqCst);
+        drop(store);
+        let store = reopened(&(device.clone() as Arc<dyn Device>));
+        assert_eq!(*store.alloc.geometry(), durable);
+        for number in [1, 2] {
+            assert!(store.get(key(number)).unwrap().is_some(), "{number}");
+        }
+        store.close().unwrap();
+    }
+}
+
+/// The layout of a resize is planned before its cut. The test ends with a crash after the resize.
+#[test]
+fn the_first_clone_during_a_resize_keeps_its_feature() {
+    for grows in [false, true] {
+        let (device, store) = on_host(3);
+        if grows {
+            // The growth admits no other checkpoint, so the clone waits for the end of the growth.
+            let (cloning, (started, ended)) = (store.clone(), std::sync::mpsc::channel());
+            *device.in_grow.lock() = Some(Box::new(move || {
+                let waiting = cloning.clone();
+                kedge_base::spawn_named("clone", move || started.send(waiting.allow_clones()).unwrap())
+                    .unwrap();
+                while !cloning.alloc.geometry().has_clones() {
+                    std::thread::yield_now();
+                }
+            }));
+            store.grow(64 << 20).unwrap();
+            ended.recv_timeout(Duration::from_secs(120)).unwrap().unwrap();
+        } else {
+            let mut shrinking = store.begin_shrink(24 << 20).unwrap();
+            store.allow_clones().unwrap();
+            shrinking.move_nodes().unwrap();
+            assert!(shrinking.finish().unwrap());
+        }
+        assert!(store.has_clones());
+        store.checkpoint(CheckpointCause::Request).unwrap();
+        for slot in [0, 1] {
+            let mut block = IoBuf::zeroed(1);
+            device.read(SLOTS[slot].byte_offset(), &mut block).unwrap();
+            let blocks = device.geometry().size / BLOCK_SIZE as u64;
+            let geometry = Superblock::decode(block.as_bytes(), slot, blocks).unwrap().geometry;
+            assert!(geometry.has_clones(), "slot {slot}, grows: {grows}");
+        }
+        drop(store);
+        let store = reopened(&(device as Arc<dyn Device>));
+        assert!(store.has_clones());
+        store.close().unwrap();
+    }
 }
 
 /// A shrink moves the nodes of the table although none of its entries changes.

@@ -1,7 +1,6 @@
 //! Making an image smaller, in use or not.
 //!
 //! # Steps
-//! | | what | a crash here |
 //! | | what | after a crash here |
 //! |---|---|---|
 //! | 1 | nothing from the new end on is allocated any more ([`Alloc::fence`]) | the old size: the limit is in memory only |

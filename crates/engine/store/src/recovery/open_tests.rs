@@ -4,7 +4,9 @@ use crate::{CheckpointCause, Class, ForceCause, Need};
 use kedge_base::{Ino, IoBuf, Lsn, ManualClock};
 use kedge_device::MemDevice;
 use kedge_format::item::ExtentItem;
+use kedge_format::logwrite::LogSecret;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
+use kedge_format::superblock::{LABEL_MAX, SLOTS};
 use kedge_format::{FileKind, InodeCore, ItemKind, Key};
 use std::sync::Arc;
 
@@ -53,6 +55,27 @@ fn what_was_forced_comes_back_and_nothing_behind_it() {
     assert!(!store.replay_summary().clean);
     assert_eq!(store.replay_summary().records, 2);
     assert!(store.epoch() > epoch, "log writes of the last mount are told apart");
+}
+
+/// Each checkpoint writes the label again. Decoding makes this one longer than its field.
+#[test]
+fn an_image_whose_label_is_not_utf_8_opens() {
+    let device = formatted(32 << 20, 1 << 20);
+    let mut slots = 0;
+    for slot in SLOTS {
+        device.corrupt(slot.byte_offset(), |bytes| {
+            bytes[48..][..LABEL_MAX].fill(0xff);
+            slots += usize::from(kedge_format::reseal(&mut bytes[..BLOCK_SIZE], &LogSecret([8; 16])));
+        });
+    }
+    assert!(slots > 0);
+    let device: Arc<dyn Device> = device;
+    for read_only in [true, false, false] {
+        let options = OpenOptions { read_only, ..OpenOptions::default() };
+        let store = Store::open(device.clone(), Arc::new(ManualClock::default()), &options).unwrap();
+        assert_eq!(store.alloc.geometry().label, "\u{fffd}".repeat(21));
+        store.close().unwrap();
+    }
 }
 
 #[test]
