@@ -57,8 +57,8 @@ fn create_has_three_ways() {
     rig.end();
 }
 
-/// Another door to the file system makes the name after the server has not found it. During a freeze
-/// both creations wait, so that after the thaw either may be the first.
+/// Another door to the file system makes the name after the server has not found it. During a
+/// freeze both creations wait, so that after the thaw either may be the first.
 #[test]
 fn an_unchecked_create_opens_what_another_door_makes_meanwhile() {
     let mut rig = Rig::new();

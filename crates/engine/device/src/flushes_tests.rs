@@ -115,7 +115,8 @@ fn waiting_callers_share_a_flush_that_begins_after_they_came() {
         for _ in 0..CALLERS {
             arrived.recv().unwrap();
         }
-        // Long enough for all callers to wait; a caller that does not wait yet makes one flush more.
+        // Long enough for all callers to wait; a caller that does not wait yet makes one flush
+        // more.
         kedge_base::pause(Duration::from_millis(100));
         go_on.send(()).unwrap();
     });

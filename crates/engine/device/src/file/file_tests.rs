@@ -192,7 +192,7 @@ fn a_failed_flush_is_final_for_flushes_and_durable_writes() {
             let failed = match first {
                 0 => device.flush(),
                 1 => batch(&device, || Op::Flush),
-                // Of a durable write through the page cache, the flush fails. With direct IO this
+                // Through the page cache the flush of a durable write fails. With direct IO this
                 // file accepts RWF_DSYNC.
                 2 if !device.is_direct() => device.write(0, &block(), true),
                 3 if !device.is_direct() => batch(&device, fua),

@@ -251,8 +251,8 @@ impl NbdDevice {
         if self.read_only { Err(Error::ReadOnly) } else { Ok(()) }
     }
 
-    /// Flushes, one thread at a time. Flushes of batches, which the engine does not make, run beside
-    /// that: their results count from when the reply arrives.
+    /// Flushes, one thread at a time. Flushes of batches, which the engine does not make, run
+    /// beside that: their results count from when the reply arrives.
     fn flush_once(&self) -> Result<()> {
         self.shared.flushes.run(|| {
             let flushed = self.call(Plan::new(Kind::Flush, 0, 0), &[], None);
