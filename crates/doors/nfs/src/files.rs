@@ -7,7 +7,7 @@ use crate::handle;
 use crate::status::{OK, Outcome, Status, of_handle};
 use crate::wire::{Around, Wanted, passes, read_guard};
 use crate::xdr::{Decoded, Malformed, Reader, Writer};
-use kedgefs::{Attr, FileKind, Ino, SetAttr, SetTime, Timespec};
+use kedgefs::{Attr, Error, FileKind, Ino, SetAttr, SetTime, Timespec};
 
 pub(crate) fn getattr(export: &Export, _: &Caller, args: &mut Reader<'_>, w: &mut Writer) -> Decoded<()> {
     match export.resolve(handle::read(args)?) {
@@ -47,9 +47,7 @@ fn set(
         if !passes(guard, attr) {
             return Err(Status::NotSync);
         }
-        let set = checked(export, caller, attr, wanted)?;
-        export.fs.setattr(attr.ino, &set).map_err(of_handle)?;
-        Ok(attr.ino)
+        Ok(change_attributes(export, caller, attr, wanted)?.ino)
     })?;
     if wanted.size.is_some() {
         export.changed(Changed::Data(ino));
@@ -57,8 +55,45 @@ fn set(
     export.force_change(ino)
 }
 
+/// Makes the change that `wanted` describes. Fails if the caller may not make it. Rights that a
+/// change of the size takes from a program go first, so that no crash leaves them with the new
+/// contents.
+pub(crate) fn change_attributes(
+    export: &Export,
+    caller: &Caller,
+    attr: &Attr,
+    wanted: &Wanted,
+) -> Outcome<Attr> {
+    let mut set = checked(export, caller, attr, wanted)?;
+    let new_owner = wanted.uid.is_some() || wanted.gid.is_some();
+    if attr.kind == FileKind::Regular && (new_owner || wanted.size.is_some()) {
+        drop_capabilities(export, attr.ino)?;
+    }
+    if set.size.is_some() && wanted.mode.is_none() && set.mode.is_some() {
+        let mode = SetAttr { mode: set.mode.take(), ..SetAttr::default() };
+        export.fs.setattr(attr.ino, &mode).map_err(of_handle)?;
+    }
+    export.fs.setattr(attr.ino, &set).map_err(of_handle)
+}
+
+/// Removes the capabilities of a program file before its contents or its owner change, whatever the
+/// caller, as Linux does. Fails with NFS3ERR_PERM if an append-only file has any, because such a
+/// file cannot lose its attributes.
+fn drop_capabilities(export: &Export, file: Ino) -> Outcome<()> {
+    const CAPABILITIES: &[u8] = b"security.capability";
+    // A removal would reserve log space even for a file that has none.
+    let removed = match export.fs.getxattr(file, CAPABILITIES) {
+        Ok(_) => export.fs.removexattr(file, CAPABILITIES),
+        Err(e) => Err(e),
+    };
+    match removed {
+        Ok(()) | Err(Error::NoXattr) => Ok(()),
+        Err(e) => Err(of_handle(e)),
+    }
+}
+
 /// Converts `wanted` into the change that the library makes. Fails if the caller may not make it.
-pub(crate) fn checked(export: &Export, caller: &Caller, attr: &Attr, wanted: &Wanted) -> Outcome<SetAttr> {
+fn checked(export: &Export, caller: &Caller, attr: &Attr, wanted: &Wanted) -> Outcome<SetAttr> {
     let &Wanted { mut mode, uid, gid, size, atime, mtime } = wanted;
     if size.is_some() {
         match attr.kind {
@@ -253,6 +288,7 @@ fn write_bytes(
         if data.is_empty() {
             return Ok((attr.ino, 0));
         }
+        drop_capabilities(export, attr.ino)?;
         if !caller.is_root()
             && let Some(mode) = Caller::without_privilege(attr)
         {

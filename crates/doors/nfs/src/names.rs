@@ -4,7 +4,7 @@
 
 use crate::access::{Caller, EXECUTE, WRITE};
 use crate::export::{Changed, Export};
-use crate::files::checked;
+use crate::files::change_attributes;
 use crate::handle;
 use crate::status::{OK, Outcome, Status, of_handle};
 use crate::wire::{Around, PERMISSIONS, Wanted, device};
@@ -192,8 +192,7 @@ fn truncate(export: &Export, caller: &Caller, file: &Attr, size: u64) -> Outcome
     let handle = export.handle(file)?;
     let set = export.change(&handle, &mut Around::default(), |attr| {
         let wanted = Wanted { size: Some(size), ..Wanted::default() };
-        let set = checked(export, caller, attr, &wanted)?;
-        export.fs.setattr(attr.ino, &set).map_err(of_handle)
+        change_attributes(export, caller, attr, &wanted)
     })?;
     export.changed(Changed::Data(set.ino));
     Ok(set)

@@ -2,6 +2,7 @@
 
 use crate::common::*;
 use kedgefs::{FileFlags, Ino, MountOptions, Owner, SetLimit};
+use std::time::Duration;
 
 #[test]
 fn a_file_is_made_written_committed_and_read() {
@@ -53,6 +54,36 @@ fn create_has_three_ways() {
     }
     assert_eq!(c.create(root, &"x".repeat(256), &mode(0o600)).err(), Some(NAMETOOLONG));
     assert_eq!(c.create(&file, "x", &mode(0o600)).err(), Some(NOTDIR));
+    rig.end();
+}
+
+/// Another door to the file system makes the name after the server has not found it. During a
+/// freeze both creations wait, so that after the thaw either may be the first.
+#[test]
+fn an_unchecked_create_opens_what_another_door_makes_meanwhile() {
+    let mut rig = Rig::new();
+    let mut first = 0;
+    for round in 0..16 {
+        let name = format!("f{round}");
+        rig.fs.freeze().unwrap();
+        let (made, opened) = std::thread::scope(|threads| {
+            let (fs, root, client) = (&rig.fs, &rig.root, &mut rig.client);
+            let other = threads.spawn(|| fs.create(Ino::ROOT, name.as_bytes(), 0o600, Owner::default()));
+            let server = threads.spawn(|| client.create(root, &name, &mode(0o644)));
+            kedge_base::pause(Duration::from_millis(20));
+            fs.thaw().unwrap();
+            (other.join().unwrap(), server.join().unwrap())
+        });
+        let (_, attr) = opened.expect("the file exists, or is made");
+        match made {
+            Ok(made) => {
+                assert_eq!((attr.ino, attr.mode), (made.ino.0, 0o600));
+                first += 1;
+            }
+            Err(e) => assert!(matches!(e, kedgefs::Error::Exists), "{e}"),
+        }
+    }
+    assert!(first > 0, "the other door must have been the first at least once");
     rig.end();
 }
 

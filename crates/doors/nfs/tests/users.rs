@@ -3,7 +3,8 @@
 use crate::common::*;
 use kedge_nfs::Squash;
 use kedgefs::acl::{self, Acl, Entry, Tag};
-use kedgefs::{Ino, XattrMode};
+use kedgefs::{FileFlags, FileSystem, FormatOptions, Ino, XattrMode};
+use std::sync::Arc;
 
 fn owned(uid: u32, gid: u32, mode: u32) -> Set {
     Set { uid: Some(uid), gid: Some(gid), mode: Some(mode), ..Set::default() }
@@ -142,6 +143,66 @@ fn set_user_id_goes_with_a_write_of_another_user() {
     assert_eq!(rig.client.setattr(&dir, &mode(0o2777)), OK);
     let (_, attr) = rig.user(2, 2, &[]).create(&dir, "f", &mode(0o2755)).unwrap();
     assert_eq!((attr.gid, attr.mode), (10, 0o755));
+    rig.end();
+}
+
+/// A truncation that fails shows the order: no crash can leave new contents with the old rights.
+#[test]
+fn set_user_id_goes_before_the_contents() {
+    let mut rig = Rig::new();
+    let (file, _) = rig.client.create(&rig.root, "f", &owned(1, 10, 0o6777)).unwrap();
+    assert_eq!(rig.user(2, 2, &[]).setattr(&file, &size(u64::MAX)), FBIG);
+    assert_eq!(rig.client.getattr(&file).unwrap().mode, 0o777);
+    rig.end();
+}
+
+#[test]
+fn capabilities_go_with_a_change_of_the_contents_or_the_owner() {
+    const NAME: &[u8] = b"security.capability";
+    let device = Arc::new(kedge_device::MemDevice::new(64 << 20));
+    let options = FormatOptions { immutable: true, ..FormatOptions::default() };
+    FileSystem::format(device.clone(), clock(), &options).unwrap();
+    let mut rig = Rig::on(open(device), Squash::None);
+    let (file, attr) = rig.client.create(&rig.root, "f", &owned(1, 10, 0o777)).unwrap();
+    let (fs, ino) = (rig.fs.clone(), Ino(attr.ino));
+    let give = || {
+        fs.write(ino, 0, b"program").unwrap();
+        fs.setxattr(ino, NAME, b"\x01\0\0\x02", XattrMode::Any).unwrap();
+        fs.setxattr(ino, b"user.note", b"stays", XattrMode::Any).unwrap();
+    };
+    let has = || match fs.getxattr(ino, NAME) {
+        Ok(_) => true,
+        Err(kedgefs::Error::NoXattr) => false,
+        Err(e) => panic!("{e}"),
+    };
+    // Root loses set-id bits to no write, but a program its capabilities even then.
+    for mut user in [rig.user(2, 2, &[]), rig.user(0, 0, &[])] {
+        give();
+        assert_eq!(user.write(&file, 0, b"", FILE_SYNC).unwrap().count, 0);
+        assert!(has(), "nothing is written");
+        user.write(&file, 0, b"y", UNSTABLE).unwrap();
+        assert!(!has(), "a write");
+        give();
+        assert_eq!(user.setattr(&file, &size(3)), OK);
+        assert!(!has(), "a truncation");
+        give();
+        assert_eq!(user.create(&rig.root, "f", &size(0)).unwrap().1.size, 0);
+        assert!(!has(), "a truncation at an open");
+    }
+    give();
+    assert_eq!(rig.client.setattr(&file, &mode(0o755)), OK);
+    assert!(has(), "a change of the mode");
+    assert_eq!(rig.client.setattr(&file, &Set { uid: Some(7), ..Set::default() }), OK);
+    assert!(!has(), "a change of the owner");
+    assert_eq!(fs.getxattr(ino, b"user.note").unwrap(), b"stays");
+    // An append-only file cannot lose its attributes, so nothing can be appended.
+    give();
+    fs.set_flags(ino, FileFlags::APPEND).unwrap();
+    assert_eq!(rig.client.write(&file, 7, b"more", FILE_SYNC).err(), Some(PERM));
+    assert_eq!(rig.client.read(&file, 0, 99).unwrap().0, b"program");
+    assert!(has());
+    fs.set_flags(ino, FileFlags::default()).unwrap();
+    drop(fs);
     rig.end();
 }
 

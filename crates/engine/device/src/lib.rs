@@ -14,14 +14,15 @@
 //!    one batch are unordered. Completions never run under a lock that `submit` takes.
 //! 6. An error is final: a device never retries silently. [`Error::Fenced`] shuts the mount down.
 //!    After [`Error::OutcomeUnknown`] the device completes every request with an error until it
-//!    is opened again.
+//!    is opened again. After a failed flush of a file, a block device or an NBD export each later
+//!    flush and FUA write fails with the same error number until then (`flushes`).
 //!
 //! # Files
 //! A file uses only those before it. Public names are imported from the crate's root, which only
 //! re-exports them and selects the device for a location.
 //! 1. requests and measurements of them: `request`, `latency`, `stats`;
 //! 2. `interface`: the properties and requests of all devices; `batch` and `sizes` build on it;
-//! 3. `pages` (bytes in memory) and `location`;
+//! 3. `pages` (bytes in memory), `flushes` (one at a time) and `location`;
 //! 4. devices: `mem`, `overlay`, `file`, `nbd`, `rbd`, `watched`; for any device, `ahead`
 //!    (read-ahead), `window` (a part of a device) and `crypt` (encryption);
 //! 5. `sim`: devices for tests, which record requests and simulate crashes.
@@ -34,6 +35,7 @@ mod batch;
 mod conformance;
 pub mod crypt;
 mod file;
+mod flushes;
 mod interface;
 mod latency;
 pub mod location;

@@ -133,6 +133,31 @@ fn a_bad_block_is_left_for_another_one() {
     fs.close().unwrap();
 }
 
+/// A flush that fails may have lost other bytes, so nothing is retried.
+#[test]
+fn a_durable_write_that_fails_in_its_flush_shuts_down() {
+    for in_flush in [false, true] {
+        let device = Failing::new();
+        let fs = device.open();
+        let ino = device.file(&fs, b"f", 64);
+        fs.sync().unwrap();
+        fs.write(ino, 0, &marked(16)).unwrap();
+        let durable = device.stat(&fs, "durable_writes");
+        if in_flush {
+            device.fail_marked_in_flush();
+        } else {
+            device.refuse_marked(true);
+        }
+        assert_eq!(errno(fs.fsync(ino, true)), EIO);
+        assert_eq!(device.stat(&fs, "durable_writes"), durable + 1, "one durable write");
+        device.refuse_marked(false);
+        let again = fs.fsync(ino, true);
+        assert_eq!(again.is_err(), in_flush, "{again:?}");
+        let other = fs.create(Ino::ROOT, b"other", 0o644, Owner::default());
+        assert_eq!(other.is_err(), in_flush, "{other:?}");
+    }
+}
+
 #[test]
 fn what_failed_in_the_background_is_told_once_though_it_has_healed() {
     let device = Failing::new();

@@ -139,6 +139,102 @@ fn a_device_that_a_completion_dropped_gives_its_lock_up() {
     }
 }
 
+/// Puts /dev/null in the place of an open image while this value lives: bytes are lost, and a flush
+/// fails with EINVAL, as if the kernel had dropped the bytes. Later flushes of the image itself
+/// succeed.
+#[cfg(target_os = "linux")]
+struct Loses<'a>(&'a FileDevice, rustix::fd::OwnedFd);
+
+#[cfg(target_os = "linux")]
+impl Loses<'_> {
+    fn new(device: &FileDevice) -> Loses<'_> {
+        let kept = device.file.fd.try_clone().unwrap();
+        let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null").unwrap();
+        Loses::replace(device, &null.into());
+        Loses(device, kept)
+    }
+
+    #[allow(unsafe_code)]
+    fn replace(device: &FileDevice, by: &rustix::fd::OwnedFd) {
+        use rustix::fd::AsRawFd;
+        // SAFETY: both descriptors are open, and the device's number stays an open descriptor that
+        // the device owns.
+        let rc = unsafe { libc::dup3(by.as_raw_fd(), device.file.fd.as_raw_fd(), libc::O_CLOEXEC) };
+        assert!(rc >= 0);
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Loses<'_> {
+    fn drop(&mut self) {
+        Loses::replace(self.0, &self.1);
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_failed_flush_is_final_for_flushes_and_durable_writes() {
+    let is_lost =
+        |result: &Result<()>| matches!(result, Err(Error::Io { op: "flush", errno: libc::EINVAL, .. }));
+    let block = || IoBuf::zeroed(1);
+    let batch = |device: &FileDevice, op: fn() -> Op| -> Result<()> {
+        // A batch of one request would use the synchronous interface.
+        let done = run_batch(device, vec![Io { offset: 0, op: op() }, Io { offset: B, op: op() }]);
+        assert_eq!(done[0].result.is_ok(), done[1].result.is_ok());
+        done[0].result.clone()
+    };
+    let fua = || Op::Write { buf: IoBuf::zeroed(1), fua: true };
+    for options in ways() {
+        for first in 0..4 {
+            let (dir, device) = image(SIZE, options);
+            device.write(0, &block(), false).unwrap();
+            let loses = Loses::new(&device);
+            let failed = match first {
+                0 => device.flush(),
+                1 => batch(&device, || Op::Flush),
+                // Through the page cache the flush of a durable write fails. With direct IO this
+                // file accepts RWF_DSYNC.
+                2 if !device.is_direct() => device.write(0, &block(), true),
+                3 if !device.is_direct() => batch(&device, fua),
+                _ => continue,
+            };
+            drop(loses);
+            let case = format!("{options:?} {first}");
+            assert!(is_lost(&failed), "{case}: {failed:?}");
+            assert!(is_lost(&device.flush()), "{case}");
+            assert!(is_lost(&device.write(0, &block(), true)), "{case}");
+            assert!(is_lost(&batch(&device, || Op::Flush)), "{case}");
+            assert!(is_lost(&batch(&device, fua)), "{case}");
+            assert!(is_lost(&device.grow(2 * SIZE)), "{case}");
+            assert!(is_lost(&device.cut(SIZE / 2)), "{case}");
+            // What needs no durability goes on, and so does another owner of the file.
+            device.write(0, &block(), false).unwrap();
+            device.read(0, &mut block()).unwrap();
+            drop(device);
+            FileDevice::open(dir.path().join("image"), options).unwrap().flush().unwrap();
+        }
+    }
+}
+
+/// A failed write has lost no bytes but its own. A full host is waited for, so it must not end the
+/// use of the device.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_failed_durable_write_is_not_a_failed_flush() {
+    for options in ways() {
+        let (_dir, device) = image(SIZE, options);
+        let block = IoBuf::zeroed(1);
+        let kept = device.file.fd.try_clone().unwrap();
+        let full = std::fs::OpenOptions::new().read(true).write(true).open("/dev/full").unwrap();
+        Loses::replace(&device, &full.into());
+        let failed = device.write(0, &block, true);
+        Loses::replace(&device, &kept);
+        assert!(matches!(failed, Err(Error::Io { op: "write", errno: libc::ENOSPC, .. })), "{failed:?}");
+        device.write(0, &block, true).unwrap();
+        device.flush().unwrap();
+    }
+}
+
 /// A sink that takes any number of completions.
 struct Answered(mpsc::Sender<bool>);
 

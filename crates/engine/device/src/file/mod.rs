@@ -7,8 +7,12 @@
 //!
 //! # Crash argument
 //! The kernel provides durability. A flush is `fdatasync`. A FUA write has RWF_DSYNC, or is
-//! followed by `fdatasync`, as each synchronous FUA write to a block device is. Either call returns
-//! only when the device has confirmed durability. This module buffers nothing.
+//! followed by `fdatasync`, as each synchronous FUA write to a block device and each one through
+//! the page cache is. Either call returns only when the device has confirmed durability. This
+//! module buffers nothing. The kernel may report lost bytes to one flush only, so the first failed
+//! `fdatasync` is final ([`crate::flushes`]). A failed RWF_DSYNC write of direct IO has lost no
+//! bytes but its own, except where the disk lost its cache: the caller decides
+//! (docs/CRASH_MODEL.md, "When the device fails").
 
 mod open;
 mod queue;

@@ -3,6 +3,7 @@
 
 use super::raw::RawFile;
 use super::sys;
+use crate::flushes::Flushes;
 use crate::interface::OPTIMAL_IO;
 use crate::{FuaKind, Geometry};
 use kedge_base::{BLOCK_SIZE, Error, Result};
@@ -168,6 +169,7 @@ fn finish(
         read_only: options.read_only,
         no_dsync: AtomicBool::new(false),
         no_zero_range: AtomicBool::new(false),
+        flushes: Flushes::default(),
     };
     Ok((raw, geometry))
 }

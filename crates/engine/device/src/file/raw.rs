@@ -5,6 +5,7 @@
 
 use super::sys;
 use crate::Op;
+use crate::flushes::Flushes;
 use crate::interface::OPTIMAL_IO;
 use kedge_base::wait::about_to_wait;
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
@@ -24,6 +25,7 @@ pub(super) struct RawFile {
     pub no_dsync: AtomicBool,
     /// Set when the file system has refused to zero a range with fallocate. Zeros are then written.
     pub no_zero_range: AtomicBool,
+    pub flushes: Flushes,
 }
 
 /// The progress of a read or write of `len` bytes.
@@ -117,7 +119,7 @@ impl RawFile {
         }
         rustix::fs::ftruncate(&self.fd, size).map_err(|e| failed("grow", has, size - has, e))?;
         // `fdatasync` also writes the new size, because reads of the added range need it.
-        retry(|| sys::flush(&self.fd)).map_err(|e| failed("flush", 0, 0, e))?;
+        self.flush()?;
         Ok(size)
     }
 
@@ -129,7 +131,7 @@ impl RawFile {
             return Ok(());
         }
         rustix::fs::ftruncate(&self.fd, size).map_err(|e| failed("truncate", size, has - size, e))?;
-        retry(|| sys::flush(&self.fd)).map_err(|e| failed("flush", 0, 0, e))
+        self.flush()
     }
 
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
@@ -143,10 +145,14 @@ impl RawFile {
     pub fn write(&self, offset: u64, buf: &[u8], fua: bool) -> Result<()> {
         self.writable()?;
         about_to_wait();
+        if fua {
+            self.flushes.check()?;
+        }
         // On a block device the kernel follows a synchronous write that has RWF_DSYNC with a flush
         // of the device, beside the FUA or the flush of the write itself.
-        if fua && !self.block_device && !self.no_dsync.load(Relaxed) {
+        if fua && !self.block_device && self.takes_dsync() {
             match self.write_calls(offset, buf, true) {
+                Ok(()) => return self.flushes.check(),
                 Err(Error::Io { errno, .. }) if unsupported(Errno::from_raw_os_error(errno)) => {
                     // RWF_DSYNC need not be the reason. If the kernel refuses the write for another
                     // reason, the plain write below fails too.
@@ -157,6 +163,13 @@ impl RawFile {
         }
         self.write_calls(offset, buf, false)?;
         if fua { self.flush() } else { Ok(()) }
+    }
+
+    /// Whether a FUA write may have RWF_DSYNC. Through the page cache it is a write and a flush
+    /// instead: a failed call with RWF_DSYNC may have taken the error of other pages, as a flush
+    /// does, or may have written nothing, as on a full host. Its error shows no difference.
+    pub fn takes_dsync(&self) -> bool {
+        self.direct && !self.no_dsync.load(Relaxed)
     }
 
     fn write_calls(&self, offset: u64, buf: &[u8], durable: bool) -> Result<()> {
@@ -172,13 +185,14 @@ impl RawFile {
     }
 
     /// Flushes. Never repeated after an error: the kernel may have dropped pages that it could not
-    /// write, and the success of a second call would then be false.
+    /// write, and the success of a second call would then be false. That holds for each error,
+    /// ENOSPC of a full host included. Only an interrupted call (EINTR) is repeated.
     pub fn flush(&self) -> Result<()> {
         if self.read_only {
             return Ok(());
         }
         about_to_wait();
-        retry(|| sys::flush(&self.fd)).map_err(|e| failed("flush", 0, 0, e))
+        self.flushes.run(|| retry(|| sys::flush(&self.fd)).map_err(|e| failed("flush", 0, 0, e)))
     }
 
     pub fn discard(&self, offset: u64, len: u64) -> Result<()> {

@@ -21,6 +21,7 @@ use io_uring::{IoUring, opcode, squeue, types};
 use kedge_base::Error;
 use rustix::fd::AsRawFd;
 use rustix::io::Errno;
+use std::collections::VecDeque;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -48,6 +49,8 @@ struct Ring {
     queue: Arc<Queue>,
     slots: Vec<Option<Flight>>,
     free: Vec<usize>,
+    /// Jobs from the queue that have no slot yet. If a completion panics, they are completed, too.
+    taken: VecDeque<Job>,
     /// Flights whose next request must still be put into the ring.
     starting: Vec<usize>,
     /// Number of flights that the kernel has received and not completed.
@@ -74,6 +77,7 @@ pub(super) fn serve(file: Arc<RawFile>, queue: Arc<Queue>, ready: Sender<std::io
         queue,
         slots: (0..DEPTH).map(|_| None).collect(),
         free: (0..DEPTH).rev().collect(),
+        taken: VecDeque::new(),
         starting: Vec::new(),
         in_kernel: 0,
         bell_armed: false,
@@ -120,12 +124,15 @@ impl Ring {
             let mut closed = false;
             while !self.free.is_empty() {
                 match self.queue.take(self.free.len()) {
-                    Taken::Jobs(jobs) => jobs.into_iter().for_each(|job| self.admit(job)),
+                    Taken::Jobs(jobs) => self.taken.extend(jobs),
                     Taken::Nothing => break,
                     Taken::Closed => {
                         closed = true;
                         break;
                     }
+                }
+                while let Some(job) = self.taken.pop_front() {
+                    self.admit(job);
                 }
             }
             let flying = self.free.len() < DEPTH;
@@ -190,14 +197,16 @@ impl Ring {
 
     /// Returns whether the operation must be performed synchronously, because the ring cannot do it
     /// or has failed to do it on this file. Such operations are rare, so they may block the ring
-    /// thread.
+    /// thread. Flushes are among them, since they must run one at a time ([`crate::flushes`]); the
+    /// engine makes them through the synchronous interface.
     fn needs_thread(&self, op: &Op) -> bool {
         match op {
             Op::Read(buf) => buf.is_empty(),
             Op::Write { buf, fua } => {
-                buf.is_empty() || self.file.read_only || (*fua && self.file.no_dsync.load(Relaxed))
+                let refused = || self.file.flushes.check().is_err();
+                buf.is_empty() || self.file.read_only || (*fua && (!self.file.takes_dsync() || refused()))
             }
-            Op::Flush => self.file.read_only,
+            Op::Flush => true,
             Op::Discard { len } => *len == 0 || self.file.read_only || self.file.block_device,
             Op::WriteZeroes { len } => {
                 *len == 0 || self.file.read_only || self.file.no_zero_range.load(Relaxed)
@@ -229,7 +238,7 @@ impl Ring {
                 let from = buf.as_bytes()[done..].as_ptr();
                 opcode::Write::new(fd, from, len).offset(offset).rw_flags(flags).build()
             }
-            Op::Flush => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            Op::Flush => unreachable!("a flush needs a thread"),
             Op::Discard { len } => {
                 opcode::Fallocate::new(fd, *len).offset(offset).mode(PUNCH.bits() as i32).build()
             }
@@ -265,7 +274,8 @@ impl Ring {
         } else {
             Err(Errno::from_raw_os_error(-result))
         };
-        let optional = !matches!(op, Op::Read(_) | Op::Flush | Op::Write { fua: false, .. });
+        let optional = !matches!(op, Op::Read(_) | Op::Write { fua: false, .. });
+        let is_durable = matches!(op, Op::Write { fua: true, .. });
         match outcome {
             Err(Errno::INTR | Errno::AGAIN) if flight.interrupts < INTERRUPTS_MAX => {
                 flight.interrupts += 1;
@@ -284,7 +294,9 @@ impl Ring {
             _ => transfer.remaining() as u64,
         };
         let op = job.request.op.name();
-        job.complete(outcome.map_err(|e| Error::Io { op, offset, len, errno: e.raw_os_error() }));
+        let result = outcome.map_err(|e| Error::Io { op, offset, len, errno: e.raw_os_error() });
+        let checked = if is_durable { self.file.flushes.check() } else { Ok(()) };
+        job.complete(result.and(checked));
     }
 
     fn land(&mut self, slot: usize) -> Flight {
@@ -297,7 +309,7 @@ impl Ring {
     fn fail(&mut self) {
         self.drain();
         let flights = self.slots.iter_mut().filter_map(Option::take).map(|flight| flight.job);
-        for job in flights.chain(self.queue.abandon()) {
+        for job in flights.chain(self.taken.drain(..)).chain(self.queue.abandon()) {
             job.complete(Err(Error::OutcomeUnknown));
         }
     }

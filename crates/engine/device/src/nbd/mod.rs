@@ -23,6 +23,10 @@
 //! flush. Nor can the client know when the last write of the old connection reaches the medium: it
 //! may do so after a repeated write.
 //!
+//! A flush that the server refuses is final, too ([`crate::flushes`]): the server may have dropped
+//! what its next flush reports as durable. Since the client never reconnects, this lasts as long as
+//! the device is open. A failed FUA write is only an error of that write, as with a local disk.
+//!
 //! # A larger export
 //! A server sends the size of an export when a connection begins. So [`Device::room`] makes another
 //! connection, and [`Device::grow`] replaces all connections by new ones without a pause for
@@ -51,6 +55,7 @@ mod stream;
 mod wire;
 mod work;
 
+use crate::flushes::Flushes;
 use crate::interface::OPTIMAL_IO;
 use crate::location::NbdUri;
 use crate::sizes::Sizes;
@@ -116,6 +121,7 @@ struct Shared {
     /// Notified when a job is queued, and when the device ends.
     work: Condvar,
     room: Condvar,
+    flushes: Flushes,
 }
 
 #[derive(Default)]
@@ -160,6 +166,7 @@ impl NbdDevice {
             state: Mutex::default(),
             work: Condvar::new(),
             room: Condvar::new(),
+            flushes: Flushes::default(),
         });
         let trims = !read_only && export.can(CAN_TRIM);
         let geometry = Geometry {
@@ -245,12 +252,25 @@ impl NbdDevice {
         if self.read_only { Err(Error::ReadOnly) } else { Ok(()) }
     }
 
+    /// Flushes, one thread at a time. Flushes of batches, which the engine does not make, run
+    /// beside that: their results count from when the reply arrives.
+    fn flush_once(&self) -> Result<()> {
+        self.shared.flushes.run(|| {
+            let flushed = self.call(Plan::new(Kind::Flush, 0, 0), &[], None);
+            // A device that has died fails each later request with this error.
+            if self.shared.state.lock().dead { flushed.map_err(|_| Error::OutcomeUnknown) } else { flushed }
+        })
+    }
+
     /// Refuses requests that must not be sent at all.
     fn check(&self, request: &Request) -> Result<()> {
         self.geometry().check_request(request)?;
         let kind = Job::kind(request);
         if !matches!(kind, Kind::Read | Kind::Flush) {
             self.writable()?;
+        }
+        if kind.is_durable() {
+            self.shared.flushes.check()?;
         }
         if kind == Kind::Discard { self.can_discard(request.offset, request.op.len()) } else { Ok(()) }
     }
@@ -418,6 +438,8 @@ impl Shared {
             if errno == libc::ESHUTDOWN {
                 // The server does not recover, and may lose what it has not flushed.
                 self.die("the server is shutting down");
+            } else if part.command == CMD_FLUSH {
+                self.flushes.fail(&part.failed(errno));
             }
             part.failed(errno)
         });
@@ -432,7 +454,8 @@ impl Shared {
     fn go_on(&self, mut job: Job, part: &Part) {
         job.plan.advance(part);
         if job.plan.next(&self.export).is_none() {
-            return self.complete(job, Ok(()));
+            let result = if job.plan.is_durable() { self.flushes.check() } else { Ok(()) };
+            return self.complete(job, result);
         }
         let mut state = self.state.lock();
         if state.dead {
@@ -569,15 +592,18 @@ impl Device for NbdDevice {
         self.stats.count_write(buf.len(), fua);
         self.geometry().check("write", offset, len)?;
         self.writable()?;
-        self.call(Plan::new(Kind::Write { fua }, offset, len), buf.as_bytes(), None)
+        if !fua {
+            return self.call(Plan::new(Kind::Write { fua }, offset, len), buf.as_bytes(), None);
+        }
+        self.shared.flushes.check()?;
+        let has_fua = self.shared.export.can(CAN_FUA);
+        self.call(Plan::new(Kind::Write { fua: has_fua }, offset, len), buf.as_bytes(), None)?;
+        if has_fua || len == 0 { self.shared.flushes.check() } else { self.flush_once() }
     }
 
     fn flush(&self) -> Result<()> {
         self.stats.count_flush();
-        match self.read_only {
-            true => Ok(()),
-            false => self.call(Plan::new(Kind::Flush, 0, 0), &[], None),
-        }
+        if self.read_only { Ok(()) } else { self.flush_once() }
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {

@@ -517,6 +517,63 @@ fn odd_answers_are_understood() {
     }
 }
 
+/// A device whose first flush fails.
+struct FailsOnce(MemDevice, std::sync::atomic::AtomicBool);
+
+impl FailsOnce {
+    fn new() -> Arc<FailsOnce> {
+        Arc::new(FailsOnce(MemDevice::new(SIZE), true.into()))
+    }
+}
+
+impl Device for FailsOnce {
+    crate::delegate!(0: geometry, submit, read, write, discard, write_zeroes, stats, name);
+
+    fn flush(&self) -> Result<()> {
+        match self.1.swap(false, Relaxed) {
+            true => Err(Error::Io { op: "flush", offset: 0, len: 0, errno: libc::EIO }),
+            false => self.0.flush(),
+        }
+    }
+}
+
+/// The server's kernel may have dropped bytes, and report that to one flush only.
+#[test]
+fn a_failed_flush_of_the_server_is_final() {
+    let is_lost = |result: Result<()>| matches!(result, Err(Error::Io { op: "flush", errno: libc::EIO, .. }));
+    let block = || IoBuf::zeroed(1);
+    let batch = |device: &Arc<dyn Device>, op| -> Vec<Result<()>> {
+        // A batch of one request would use the synchronous interface.
+        let read = Io { offset: 0, op: Op::Read(block()) };
+        run_batch(&**device, vec![Io { offset: 0, op }, read]).into_iter().map(|done| done.result).collect()
+    };
+    // With FUA, and without it: then a FUA write is followed by a flush.
+    for flags in [1 | 1 << 2 | 1 << 3, 1 | 1 << 2] {
+        let manners = Manners { flags, ..Manners::default() };
+        let has_fua = flags & 1 << 3 != 0;
+        for first in 0..4 {
+            let servers = Servers::new();
+            let device = servers.device(FailsOnce::new(), manners);
+            device.write(0, &block(), false).unwrap();
+            let failed = match first {
+                0 => device.flush(),
+                1 => batch(&device, Op::Flush)[0].clone(),
+                2 if !has_fua => device.write(0, &block(), true),
+                3 if !has_fua => batch(&device, Op::Write { buf: block(), fua: true })[0].clone(),
+                _ => continue,
+            };
+            assert!(is_lost(failed), "{flags} {first}");
+            assert!(is_lost(device.flush()), "{flags} {first}");
+            assert!(is_lost(device.write(0, &block(), true)), "{flags} {first}");
+            let results = batch(&device, Op::Flush);
+            assert!(is_lost(results[0].clone()) && results[1].is_ok(), "{flags} {first}: {results:?}");
+            let results = batch(&device, Op::Write { buf: block(), fua: true });
+            assert!(is_lost(results[0].clone()) && results[1].is_ok(), "{flags} {first}: {results:?}");
+            device.write(0, &block(), false).unwrap();
+        }
+    }
+}
+
 /// A server that announces its shutdown does not recover.
 #[test]
 fn a_server_that_shuts_down_ends_the_device() {

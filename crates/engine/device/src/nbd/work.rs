@@ -69,7 +69,17 @@ pub enum Kind {
     WriteZeroes,
 }
 
+impl Kind {
+    pub fn is_durable(self) -> bool {
+        matches!(self, Kind::Flush | Kind::Write { fua: true })
+    }
+}
+
 impl Plan {
+    pub fn is_durable(&self) -> bool {
+        self.op.is_durable()
+    }
+
     pub fn new(op: Kind, offset: u64, len: u64) -> Plan {
         Plan { op, offset, len, done: 0, flushed: false }
     }

@@ -25,6 +25,8 @@ struct Refusing {
 #[derive(Default)]
 struct Host {
     full: AtomicBool,
+    /// Whether the flush of a durable write fails, instead of the write.
+    fails_in_flush: AtomicBool,
     /// Byte range of the log, for which the host always has space.
     log: Range<u64>,
     on_discard: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -43,8 +45,9 @@ impl Refusing {
         let marked = buf.as_bytes().chunks_exact(PAGE).any(|block| block.starts_with(MARK));
         if marked && self.refuses.load(Ordering::SeqCst) {
             self.refused.fetch_add(1, Ordering::SeqCst);
+            let op = if self.host.fails_in_flush.load(Ordering::SeqCst) { "flush" } else { "write" };
             return Err(kedge_base::Error::Io {
-                op: "write",
+                op,
                 offset,
                 len: buf.len() as u64,
                 errno: kedge_base::errno::EIO,
@@ -187,6 +190,12 @@ impl Failing {
 
     pub fn refuse_marked(&self, refuse: bool) {
         self.refuses.store(refuse, Ordering::SeqCst);
+    }
+
+    /// The durable write of a marked block fails in its flush.
+    pub fn fail_marked_in_flush(&self) {
+        self.host.fails_in_flush.store(true, Ordering::SeqCst);
+        self.refuse_marked(true);
     }
 
     /// While `full`, the host of the image has space only for the log.

@@ -49,7 +49,9 @@ impl Pass<'_> {
             };
             self.stats().data_write_errors.inc();
             self.tell_failed(&e, "");
-            let flush_lost = durable && (alone.is_none() || self.all_flushed() != alone);
+            // The device may make the write and a flush of it, and report which of them failed.
+            let unsure = alone.is_none() || self.all_flushed() != alone;
+            let flush_lost = durable && (e.is_failed_flush() || unsure);
             let last = matches!(e, kedge_base::Error::Fenced | kedge_base::Error::OutcomeUnknown);
             if flush_lost || last {
                 self.store().shutdown(&e);
