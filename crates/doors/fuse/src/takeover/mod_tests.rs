@@ -688,6 +688,33 @@ fn a_file_whose_pin_the_memory_cannot_hold_is_deleted() {
     assert_eq!(world.fs.deletions(), deletions + 1);
 }
 
+/// The next server leaves nothing of such a file, whether its record is durable or not.
+#[test]
+fn a_file_whose_pin_the_memory_could_not_hold_is_not_pinned_later() {
+    for durable in [false, true] {
+        let mut world = World::new();
+        world.fs.sync().unwrap();
+        let kept = world.server.kept.clone().unwrap();
+        kept.pins.lock().fill();
+        let body = named(abi::CreateIn { mode: 0o100_600, ..abi::CreateIn::new_zeroed() }.as_bytes(), &[""]);
+        world.send(5000, op::TMPFILE, Ino::ROOT.0, &body);
+        assert_eq!(world.last(), (-libc::ENOMEM, 0));
+        let entries = Journal::scan(&kept.area).unwrap();
+        let entry = entries.into_iter().find(|entry| entry.head.opcode == op::TMPFILE).unwrap();
+        let (made, state) = (Ino(entry.head.mark.ino), entry.head.outcome.state);
+        assert!(made.0 != 0 && state == REFUSED, "the file was made: {made}, {state}");
+        if durable {
+            world.fs.sync().unwrap();
+        }
+        for life in 1..=2 {
+            world.next_life();
+            let kept = world.server.kept.as_ref().unwrap();
+            assert!(!kept.pins.lock().has(made), "pinned after death {life}, durable {durable}");
+            assert!(world.fs.getattr(made).is_err(), "there after death {life}, durable {durable}");
+        }
+    }
+}
+
 #[test]
 fn bits_that_were_set_after_a_change_of_content_stay() {
     let mut world = World::new();

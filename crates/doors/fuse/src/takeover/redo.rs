@@ -35,7 +35,7 @@ use crate::args::Args;
 use crate::failures::Failures;
 use crate::keep::answers::Answered;
 use crate::keep::area::{Head, LIVES};
-use crate::keep::journal::{BEGUN, DONE, Entry, Journal};
+use crate::keep::journal::{BEGUN, DONE, Entry, Journal, REFUSED};
 use crate::keep::steps::{self, Broken};
 use crate::keep::{Kept, slot_of};
 use crate::ops::Ops;
@@ -165,6 +165,9 @@ impl<O: Ops> Server<O> {
         };
         let later = found.any.get(&node).filter(|(seq, _)| *seq > entry.head.seq);
         match rule {
+            // No program knows this file. If its record is durable, it is deleted with the other
+            // nameless files that have no pin.
+            _ if header.opcode == op::TMPFILE && state == REFUSED => return Ok(false),
             Rule::Record(_) if mark.life == 0 || is_durable(entry, &found.head, kept.life)? => {
                 self.pin_nameless(kept, entry, false)?;
                 return Ok(false);
