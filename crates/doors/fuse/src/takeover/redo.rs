@@ -362,13 +362,15 @@ fn is_durable(entry: &Entry, head: &Head, now: u64) -> io::Result<bool> {
 /// The inodes whose times a change sets.
 fn changed_by(entry: &Entry) -> impl Iterator<Item = u64> {
     let mut args = Args::new(&entry.arguments);
+    // The record of a file without a name does not contain its directory.
+    let node = (entry.head.opcode != op::TMPFILE).then_some(entry.head.node);
     let other = match entry.head.opcode {
         op::RENAME => args.take::<abi::RenameIn>().ok().map(|asked| asked.newdir),
         op::RENAME2 => args.take::<abi::Rename2In>().ok().map(|asked| asked.newdir),
         op::LINK => args.take::<abi::LinkIn>().ok().map(|asked| asked.oldnodeid),
         _ => None,
     };
-    [entry.head.node].into_iter().chain(other)
+    node.into_iter().chain(other)
 }
 
 /// The arguments without flags that depend on the caller at that time. Those of a write are cut to
