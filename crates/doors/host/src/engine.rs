@@ -18,6 +18,7 @@ use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner, SharedBudget,
 use rustix::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 /// The commit interval of a plain mount. The kernel does not pass sync(2) on to such a mount, so a
@@ -25,9 +26,9 @@ use std::time::Duration;
 /// mounts.
 const COMMIT_PLAIN: Duration = Duration::from_secs(1);
 
-/// How long an image may be locked before it counts as in use. After umount(8) the process that
-/// served the mount still holds the lock: on an unprivileged mount until it has written the last
-/// checkpoint, otherwise until it has ended. An image in the mount table is refused immediately.
+/// How long an image may be locked before it counts as in use. After umount(8) of an unprivileged
+/// mount the process that served it still holds the lock, until it has written the last checkpoint.
+/// An image in the mount table is refused immediately.
 const LOCK_WAIT: Duration = Duration::from_secs(15);
 /// Limit for the bytes of the log that a server with a keeper uses, even if the image's log is
 /// larger: programs wait while the next server reads the log.
@@ -272,7 +273,7 @@ pub fn mount(opened: &Opened, image: &Path, dir: &Path, words: &MountWords) -> R
     if let Some(tree) = shown {
         session.show_tree(tree.root);
     }
-    set_up(opened, session, words)
+    set_up(opened, session, words, || ())
 }
 
 /// Makes the session of a server that has a keeper, on the existing connection of its mount.
@@ -283,14 +284,26 @@ pub fn take_over(
     connection: OwnedFd,
     life: Life,
 ) -> Result<MountedSession> {
-    let leave = handover::leave(Arc::downgrade(&opened.device));
+    let (leave, releases) = (handover::leave(Arc::downgrade(&opened.device)), life.keeper_releases());
     let session = MountedSession::kept(connection, image, dir, fuse_options(words), life, leave)?;
-    let session = set_up(opened, session, words)?;
-    handover::obey(&opened.fs, &session)?;
+    let (released, is_released) = channel();
+    let report = move || {
+        if releases {
+            handover::report_closed(&is_released);
+        }
+    };
+    let session = set_up(opened, session, words, report)?;
+    handover::obey(&opened.fs, &session, released)?;
     Ok(session)
 }
 
-fn set_up(opened: &Opened, mut session: MountedSession, words: &MountWords) -> Result<MountedSession> {
+/// `closed` is called at the end of the mount, when this process has closed the device.
+fn set_up(
+    opened: &Opened,
+    mut session: MountedSession,
+    words: &MountWords,
+    closed: impl FnOnce() + Send + 'static,
+) -> Result<MountedSession> {
     if !session.mount_point().privileged && words.switches.commit.is_none() {
         opened.fs.remount(&Switches { commit: Some(COMMIT_PLAIN), ..Switches::default() })?;
     }
@@ -304,8 +317,11 @@ fn set_up(opened: &Opened, mut session: MountedSession, words: &MountWords) -> R
     // After the close threads of the server may still refer to the device.
     let device = Arc::downgrade(&opened.device);
     session.release_with(move || {
-        if let Some(Err(e)) = device.upgrade().map(|device| device.release()) {
-            tracing::warn!("the device stays open until this process ends: {e}");
+        let Some(device) = device.upgrade() else { return closed() };
+        match device.release().map(|()| device.pending().outstanding) {
+            Ok(0) => closed(),
+            Ok(requests) => tracing::warn!("the device stays open until {requests} requests end"),
+            Err(e) => tracing::warn!("the device stays open until this process ends: {e}"),
         }
     });
     Ok(session)

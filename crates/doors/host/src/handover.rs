@@ -23,7 +23,7 @@
 //! The keeper serves one request at a time, and each step has a time limit.
 
 use crate::image::Image;
-use crate::kept_server::{HANDED_OVER, LEAVE, LEFT, REFUSED, WAITS, await_serve};
+use crate::kept_server::{CLOSED, HANDED_OVER, LEAVE, LEFT, REFUSED, RELEASED, WAITS, await_serve};
 use crate::key::ImageKey;
 use crate::offer::{Offer, Program};
 use crate::os;
@@ -31,7 +31,7 @@ use crate::text::one_line;
 use crate::{background, key};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use kedge_base::{Clock, SystemClock, spawn_named};
-use kedge_device::WatchedDevice;
+use kedge_device::{Device, WatchedDevice};
 use kedge_fuse::keep::{Area, Leave};
 use kedge_fuse::{Bound, MountEntry, MountedSession, PrivateDir};
 use kedgefs::FileSystem;
@@ -43,6 +43,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -59,6 +60,8 @@ const REQUEST_MAX_WAIT: Duration = Duration::from_secs(300);
 /// fewer changes are then left for the pause.
 const SHORT: Duration = Duration::from_millis(10);
 const CHECKPOINTS_MAX: usize = 3;
+/// How long a server waits at the end of the mount for the keeper to release the image.
+const RELEASE_WAIT: Duration = Duration::from_secs(1);
 
 #[derive(Serialize, Deserialize)]
 struct Request {
@@ -250,8 +253,10 @@ pub(crate) fn await_turn() -> Result<()> {
     Ok(())
 }
 
-/// In a server with a keeper, starts the thread that waits for the keeper's request to leave.
-pub(crate) fn obey(fs: &FileSystem, session: &MountedSession) -> Result<()> {
+/// In a server with a keeper, starts the thread that reads the keeper's lines: the request to
+/// leave, and at the end of the mount that the keeper has released the image, which the thread
+/// passes on to `released`.
+pub(crate) fn obey(fs: &FileSystem, session: &MountedSession, released: Sender<()>) -> Result<()> {
     let Some(handover) = session.handover() else { return Ok(()) };
     let fs = fs.clone();
     let keeper = UnixStream::from(rustix::stdio::stdin().try_clone_to_owned().context("use standard input")?);
@@ -263,6 +268,11 @@ pub(crate) fn obey(fs: &FileSystem, session: &MountedSession) -> Result<()> {
                     Ok(()) => handover.begin(),
                     Err(e) => e,
                 },
+                Ok(line) if line == RELEASED => {
+                    // An error means that the server does not wait any more.
+                    let _waits = released.send(());
+                    continue;
+                }
                 Ok(line) => anyhow!("the server does not know what '{line}' asks"),
                 // The keeper has ended, so there will be no handover.
                 Err(e) => return tracing::debug!("no keeper asks for handovers: {e}"),
@@ -277,12 +287,23 @@ pub(crate) fn obey(fs: &FileSystem, session: &MountedSession) -> Result<()> {
     Ok(())
 }
 
+/// Reports to the keeper that the server has closed the image at the end of the mount, and waits
+/// until the keeper has released it.
+pub(crate) fn report_closed(released: &Receiver<()>) {
+    if let Err(e) = rustix::io::write(rustix::stdio::stdin(), format!("{CLOSED}\n").as_bytes()) {
+        return tracing::warn!("the keeper does not see that the image is closed: {e}");
+    }
+    if released.recv_timeout(RELEASE_WAIT).is_err() {
+        tracing::warn!("the keeper has not released the image yet");
+    }
+}
+
 /// How a server leaves: it releases the image, reports that, and ends. Its threads may still try to
 /// write until the process ends, so the device first stops accepting requests.
 pub(crate) fn leave(device: Weak<WatchedDevice>) -> Leave {
     let give_up = move || {
         if let Some(device) = device.upgrade() {
-            device.retire();
+            give_up_device(&device);
         }
         let said = rustix::io::write(rustix::stdio::stdin(), format!("{LEFT}\n").as_bytes());
         if let Err(e) = said {
@@ -290,6 +311,15 @@ pub(crate) fn leave(device: Weak<WatchedDevice>) -> Leave {
         }
     };
     Leave { give_up: Box::new(give_up), exit: || os::leave(HANDED_OVER) }
+}
+
+/// Ends the use of the device, and closes it. The process has its memory to give back before it
+/// ends, and the mount may have ended by then.
+fn give_up_device(device: &WatchedDevice) {
+    device.retire();
+    if let Err(e) = device.release() {
+        tracing::warn!("the device stays open until this process ends: {e}");
+    }
 }
 
 /// Writes checkpoints while requests are still served. The log is short then, and so is the pause.
@@ -340,3 +370,7 @@ pub fn ask(mount: &MountEntry, program: &Path) -> Result<Done> {
         (None, None) => bail!("the keeper's reply is empty"),
     }
 }
+
+#[cfg(test)]
+#[path = "handover_tests.rs"]
+mod tests;

@@ -7,14 +7,18 @@
 //! kills servers does not kill the keeper. If the keeper dies, its server dies with it
 //! (PR_SET_PDEATHSIG), and the mount is dead as after the death of any server without a keeper.
 //!
+//! At the end of the mount the server closes the image, and the keeper then releases its lock,
+//! before umount(2) returns. From then on another program may own the image, so no server is
+//! started any more, however the last one ends.
+//!
 //! A server inherits both descriptors, which are not close-on-exec in the keeper. The keeper starts
 //! no other programs except fusermount3, which ends at once.
 
 use crate::background;
-use crate::engine::{self, Extra};
+use crate::engine;
 use crate::handover::{self, Handovers};
 use crate::image;
-use crate::kept_server::{End, KeptServer, LEAVE, LEFT, Launch, REFUSED, WAITS};
+use crate::kept_server::{CLOSED, End, KeptServer, LEAVE, LEFT, Launch, REFUSED, RELEASED, WAITS};
 use crate::key::{self, ImageKey};
 use crate::offer::Program;
 use crate::options::MountWords;
@@ -31,6 +35,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::Signal;
+use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -98,10 +103,10 @@ struct Keeper {
     /// The socket for handovers; dropping it removes its name. `None` if it could not be made.
     _socket: Option<Bound>,
     /// Holds the lock on the image.
-    _image: Arc<dyn Device>,
+    image: Arc<dyn Device>,
     /// The locked image file. Servers open it through /proc, because its path may name another file
-    /// later.
-    file: File,
+    /// later. `None` when the image is released.
+    file: RefCell<Option<File>>,
 }
 
 /// Mounts the image, and keeps a server for it until the mount has ended. `words` precede the image
@@ -127,10 +132,12 @@ pub fn run(
     let socket = handovers.listen(point.device.as_deref(), &os::path_of(&file), &area);
     let socket = socket.inspect_err(|e| tracing::warn!("the server cannot be replaced: {e:#}")).ok();
     area.note_image(file.as_raw_fd());
-    let keeper = Keeper { connection, area, handovers, _socket: socket, _image: image, file };
-    for fd in [keeper.connection.as_fd(), keeper.area.fd(), keeper.file.as_fd()] {
+    area.note_releases();
+    for fd in [connection.as_fd(), area.fd(), file.as_fd()] {
         fcntl_setfd(fd, FdFlags::empty()).context("let servers inherit the connection")?;
     }
+    let file = RefCell::new(Some(file));
+    let keeper = Keeper { connection, area, handovers, _socket: socket, image, file };
     let launch = Launch {
         image: mount.image.to_owned(),
         dir: mount.dir.to_owned(),
@@ -143,7 +150,10 @@ pub fn run(
         // The thread is detached: it waits forever and ends with the process.
         kedge_base::spawn_named("signals", move || unmount_on_signal(&signals, &point)).map(drop)
     });
-    if ended.is_err() && kedge_fuse::mount_at(mount.dir).is_some() {
+    // When the image is released and the connection has ended, a mount on the directory is a later
+    // one.
+    let has_ended = keeper.is_released() && is_cut(&keeper.connection);
+    if ended.is_err() && !has_ended && kedge_fuse::mount_at(mount.dir).is_some() {
         // Without a server no request on the mount returns. Dropping the keeper closes the
         // connection, so that the requests fail and the unmount does not wait.
         drop(keeper);
@@ -222,6 +232,16 @@ enum Event {
     Late,
 }
 
+/// Why the watch over a serving server has ended. The successor has not served yet.
+enum Watched {
+    /// The server begins to end.
+    Ends(Option<Successor>),
+    /// The server has left.
+    Left(Option<Successor>),
+    /// The server has closed the image at the end of the mount.
+    Closed,
+}
+
 /// The end of a server, and the state in which it leaves the keeper.
 struct Ended {
     end: End,
@@ -267,11 +287,11 @@ impl Keeper {
                 continue;
             }
             match (end, successor) {
-                (End::Left, Some(next)) => {
+                (End::Left, Some(next)) if !self.is_released() => {
                     before = Some(std::mem::replace(&mut program, next.program));
                     waiting = Some(next.server);
                 }
-                (End::Left, None) => {}
+                (End::Left, None) if !self.is_released() => {}
                 (end, successor) => {
                     if successor.is_some() {
                         self.handovers.fail(DIED.to_owned());
@@ -291,9 +311,16 @@ impl Keeper {
             End::Exited(status) if status.success() => return Ok(Some(ExitCode::SUCCESS)),
             End::Exited(status) => bail!("the server of {} ended: {status}", launch.dir.display()),
             End::Refused(why) => return Err(anyhow!(why)),
+            End::Left if self.is_released() => return Ok(Some(ExitCode::SUCCESS)),
             End::Left => return Ok(None),
             End::Died { signal } => signal,
         };
+        if self.is_released() {
+            bail!(
+                "the server of {} died of signal {signal} after it had closed the image",
+                launch.dir.display()
+            );
+        }
         let deaths = self.area.note_death(signal);
         let name = Signal::from_named_raw(signal).map(|s| format!("{s:?}")).unwrap_or_default();
         tracing::warn!(deaths = deaths.deaths, "the server died of signal {signal} {name}");
@@ -321,25 +348,51 @@ impl Keeper {
             return Ok(Ended { end: server.end()?, served: false, successor: None });
         }
         begun(program)?;
-        let (has_left, successor) = self.watch(&mut server, launch)?;
-        // A server that has left takes a while to free its memory, and programs wait for its
-        // successor.
-        let end = if has_left { server.end_later()? } else { server.end()? };
+        let (end, successor) = match self.watch(&mut server, launch)? {
+            Watched::Ends(next) => (server.end()?, next),
+            // A server that has left takes a while to free its memory, and programs wait for its
+            // successor.
+            Watched::Left(next) => (server.end_later()?, next),
+            Watched::Closed => {
+                match self.release() {
+                    Ok(()) => server.say(RELEASED),
+                    Err(e) => tracing::warn!("the keeper holds the image until it ends: {e}"),
+                }
+                (server.end()?, None)
+            }
+        };
         Ok(Ended { end, served: true, successor })
     }
 
-    /// Watches a serving server until it has left (`true`) or begins to end (`false`). Also returns
-    /// the successor, if there is one.
-    fn watch(&self, server: &mut KeptServer, launch: &Launch) -> Result<(bool, Option<Successor>)> {
+    /// Gives up the image and its lock.
+    fn release(&self) -> kedge_base::Result<()> {
+        drop(self.file.take());
+        self.image.release()
+    }
+
+    fn is_released(&self) -> bool {
+        self.file.borrow().is_none()
+    }
+
+    /// Watches a serving server until it has left, has closed the image, or begins to end.
+    fn watch(&self, server: &mut KeptServer, launch: &Launch) -> Result<Watched> {
         server.expect_end(&self.area);
         let mut successor = None;
         loop {
             let event = self.next_event(server, successor.as_ref())?;
             let failed = match (event, successor.take()) {
-                (Event::Ends, next) => return Ok((false, next)),
+                (Event::Ends, next) => return Ok(Watched::Ends(next)),
                 (Event::Says, next) => match &*server.line()? {
-                    LEFT => return Ok((true, next)),
-                    "" => return Ok((false, next)),
+                    LEFT => return Ok(Watched::Left(next)),
+                    CLOSED => {
+                        // The successor has the image's file open until it ends.
+                        if next.is_some() {
+                            drop(next);
+                            self.handovers.fail(DIED.to_owned());
+                        }
+                        return Ok(Watched::Closed);
+                    }
+                    "" => return Ok(Watched::Ends(next)),
                     line => line.strip_prefix(REFUSED).unwrap_or("the server refuses to leave").to_owned(),
                 },
                 (Event::Wanted, _) => {
@@ -383,6 +436,9 @@ impl Keeper {
             Some(next) if !next.has_turn => Some((next.server.starts(), Event::Starts)),
             Some(_) => None,
         };
+        if server.has_line() {
+            return Ok(Event::Says);
+        }
         loop {
             let limit = successor.map(Successor::left).map(Timespec::try_from).transpose()?;
             // The server's line is checked before its end, because it may leave a line and end at
@@ -404,6 +460,13 @@ impl Keeper {
             });
         }
     }
+}
+
+/// Whether the kernel has ended a connection, as it does when the mount has ended.
+fn is_cut(connection: &OwnedFd) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut fds = [PollFd::new(connection, PollFlags::empty())];
+    poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::ERR)
 }
 
 /// The descriptors in `--kept`: the connection to the kernel and the keeper's memory.
@@ -437,9 +500,8 @@ pub fn serve(mount: &Mount<'_>, fds: KeptFds, keep_stderr: bool) -> Result<ExitC
         let mut words = mount.words.clone();
         words.switches.add(&life.options().context("go on with the options")?);
         let file = life.image().map(os::inherited).transpose().context("the image's file")?;
-        let extra = Extra { file: file.map(Arc::new), ..mount.extra.clone() };
-        let mount = Mount { words: &words, extra, ..*mount };
-        in_foreground_kept(&mount, connection, life, live).map(|()| ExitCode::SUCCESS)
+        let mount = Mount { words: &words, extra: mount.extra.clone(), ..*mount };
+        in_foreground_kept(&mount, connection, life, file, live).map(|()| ExitCode::SUCCESS)
     })
 }
 

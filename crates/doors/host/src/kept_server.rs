@@ -10,6 +10,8 @@
 //! | [`LEAVE`] | the keeper | make everything durable and leave |
 //! | [`LEFT`] | the server | the server uses neither the image nor the memory any more |
 //! | [`REFUSED`] | the server | the server does not leave; the reason follows |
+//! | [`CLOSED`] | the server | the mount ends, and the server has closed the image |
+//! | [`RELEASED`] | the keeper | the keeper has closed the image too, and released its lock |
 //!
 //! Before [`SERVE`] a server neither reads the image nor changes the keeper's memory, so it may be
 //! started while another one serves.
@@ -39,6 +41,8 @@ const SERVE_WITH_KEY: &str = "serve with key";
 pub(crate) const LEAVE: &str = "leave";
 pub(crate) const LEFT: &str = "left";
 pub(crate) const REFUSED: &str = "refused ";
+pub(crate) const CLOSED: &str = "closed";
+pub(crate) const RELEASED: &str = "released";
 
 /// The exit status of a server that has left.
 pub(crate) const HANDED_OVER: u8 = 120;
@@ -194,7 +198,13 @@ impl KeptServer {
         Ok(line.trim_end().to_owned())
     }
 
-    /// Readable when [`KeptServer::line`] would not block.
+    /// Whether a line has been received that [`KeptServer::line`] has not returned.
+    pub(crate) fn has_line(&self) -> bool {
+        !self.socket.buffer().is_empty()
+    }
+
+    /// Readable when [`KeptServer::line`] would not block, provided that [`KeptServer::has_line`]
+    /// is false.
     pub(crate) fn says(&self) -> BorrowedFd<'_> {
         self.socket.get_ref().as_fd()
     }

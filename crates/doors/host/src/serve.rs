@@ -12,6 +12,7 @@ use kedgefs::{FileSystem, Ino};
 use rustix::fd::OwnedFd;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Ends a service that [`Offer`] has begun. Afterwards the service does not use the file system.
 pub type Stop = Box<dyn FnOnce() + Send>;
@@ -35,26 +36,28 @@ pub struct Mount<'a> {
 /// Opens and mounts an image, calls `live`, and serves until the mount has ended. Closes the image
 /// even after an error.
 pub fn in_foreground(mount: &Mount<'_>, live: impl FnOnce() -> Result<()>) -> Result<()> {
-    serve_with(mount, &mount.extra, engine::mount, live)
+    serve_with(mount, mount.extra.clone(), engine::mount, live)
 }
 
-/// Like [`in_foreground`], for a mount that a keeper has made.
+/// Like [`in_foreground`], for a mount that a keeper has made. `file` is the image's file; it is
+/// closed when the image is open.
 pub(crate) fn in_foreground_kept(
     mount: &Mount<'_>,
     connection: OwnedFd,
     life: Life,
+    file: Option<OwnedFd>,
     live: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
-    let extra = Extra { life: Some(life.clone()), ..mount.extra.clone() };
+    let extra = Extra { life: Some(life.clone()), file: file.map(Arc::new), ..mount.extra.clone() };
     let take_over = |opened: &Opened, image: &Path, dir: &Path, words: &MountWords| {
         engine::take_over(opened, (image, dir), words, connection, life)
     };
-    serve_with(mount, &extra, take_over, live)
+    serve_with(mount, extra, take_over, live)
 }
 
 fn serve_with(
     mount: &Mount<'_>,
-    extra: &Extra,
+    extra: Extra,
     make: impl FnOnce(&Opened, &Path, &Path, &MountWords) -> Result<MountedSession>,
     live: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
@@ -63,14 +66,15 @@ fn serve_with(
     // Set before the engine starts its threads, which inherit it.
     kedge_fuse::become_io_flusher();
     let mut words = (*words).clone();
-    let opened = engine::open(image, &mut words, extra.clone())?;
+    let is_kept = extra.life.is_some();
+    let opened = engine::open(image, &mut words, extra)?;
     // Set only after the open: replaying a log allocates and frees the same memory repeatedly.
     os::give_large_buffers_back();
     if let Some(notice) = &opened.notice {
         eprintln!("kedge: warning: {notice}");
     }
     let fs = opened.fs.clone();
-    let (mut live, is_kept) = (Some(live), extra.life.is_some());
+    let mut live = Some(live);
     let mut report = || live.take().map_or(Ok(()), |live| live());
     let session = make(&opened, image, dir, &words)
         .and_then(|session| attach(session, signals))

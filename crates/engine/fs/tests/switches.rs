@@ -1,10 +1,12 @@
 //! The former rules that the switches select have their documented costs; the present rules do not.
 
 use crate::common::watched::{Watch, Watched};
+use kedge_base::{HANG, spawn_named};
 use kedge_device::{Device, MemDevice};
 use kedgefs::*;
-use std::sync::Arc;
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 fn open(options: MountOptions) -> FileSystem {
@@ -147,6 +149,73 @@ fn only_relog_forces_for_time_stamps_and_once_a_tick() {
         fs.write(f, size, &[4; 4096]).unwrap();
         fs.fsync(f, true).unwrap();
         assert_eq!(forces(&fs, "fdatasync"), forced + 1, "{rule}");
+    }
+}
+
+/// A clock of which no two readings are equal, as the clock of an image that NFS clients use.
+#[derive(Default)]
+struct Distinct(AtomicU64);
+
+impl Clock for Distinct {
+    fn now(&self) -> Timespec {
+        Timespec { sec: 1_000_000_000, nsec: self.0.fetch_add(1, Ordering::Relaxed) as u32 }
+    }
+
+    fn monotonic(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+/// A device that notes a file's ctime before each of its reads.
+struct Looking {
+    inner: MemDevice,
+    file: Mutex<Option<(FileSystem, Ino)>>,
+    seen: Mutex<Vec<Timespec>>,
+}
+
+impl Watch for Looking {
+    fn device(&self) -> &dyn Device {
+        &self.inner
+    }
+
+    /// Gets the attributes in another thread, because the reading thread may be inside the gate.
+    fn before_read(&self, _offset: u64) {
+        // Taken, because the other thread may read, too.
+        let Some((fs, ino)) = self.file.lock().take() else { return };
+        let (look, (send, found)) = (fs.clone(), mpsc::channel());
+        let thread = spawn_named("look", move || send.send(look.getattr(ino).unwrap().ctime).unwrap());
+        self.seen.lock().push(found.recv_timeout(HANG).expect("attributes wait for no write"));
+        thread.unwrap().join().unwrap();
+        *self.file.lock() = Some((fs, ino));
+    }
+}
+
+/// A reader of another door that finds the stamps of a write finds its bytes, too. Otherwise it
+/// would take the old bytes for those of the new stamps, and keep them.
+#[test]
+fn the_stamps_of_a_write_are_not_visible_before_its_bytes() {
+    for rule in ["seq", "fields", "relog"] {
+        let (file, seen) = (Mutex::new(None), Mutex::default());
+        let device = Arc::new(Watched(Looking { inner: MemDevice::new(64 << 20), file, seen }));
+        let clock = Arc::new(Distinct::default());
+        FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default()).unwrap();
+        let open = || FileSystem::open(device.clone(), clock.clone(), MountOptions::default()).unwrap();
+        let fs = open();
+        let f = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
+        fs.write(f, 0, &[1; 256 << 10]).unwrap();
+        fs.close().unwrap();
+        let fs = open();
+        fs.set_options(&format!("fdatasync={rule}")).unwrap();
+        let before = fs.getattr(f).unwrap().ctime;
+        *device.file.lock() = Some((fs.clone(), f));
+        // The rest of the block is read before the byte is stored.
+        fs.write(f, 8192, &[2]).unwrap();
+        device.file.lock().take();
+        let (seen, after) = (std::mem::take(&mut *device.seen.lock()), fs.getattr(f).unwrap().ctime);
+        assert!(!seen.is_empty(), "{rule}: nothing was read");
+        assert!(seen.iter().all(|time| *time == before), "{rule}: {seen:?}, {before:?} before");
+        assert!(after > before, "{rule}");
+        fs.close().unwrap();
     }
 }
 

@@ -35,6 +35,8 @@ use std::time::Duration;
 const REQUEST_MAX: u64 = 64 << 10;
 /// The most connections served at once.
 const CLIENTS_MAX: usize = 64;
+/// The pause after a connection could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The time limit for connecting.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The time limit in seconds of a `wait` request that names none.
@@ -293,7 +295,12 @@ fn accept(listener: &UnixListener, live: &Live) {
     for stream in listener.incoming() {
         let stream = match stream {
             Ok(stream) => stream,
-            Err(e) => return tracing::error!("cannot listen any more: {e}"),
+            // For example, the process has no descriptor left.
+            Err(e) => {
+                tracing::warn!("no connection accepted: {e}");
+                kedge_base::pause(ACCEPT_PAUSE);
+                continue;
+            }
         };
         if clients.fetch_add(1, Ordering::Relaxed) >= CLIENTS_MAX || !is_own(&stream) {
             clients.fetch_sub(1, Ordering::Relaxed);

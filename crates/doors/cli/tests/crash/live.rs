@@ -1,6 +1,6 @@
 //! `kedge crash mount`: power fails at chosen moments, and fsync fails as on other file systems.
 
-use crate::common::{Place, needs_fuse, until};
+use crate::common::{Place, needs_fuse, pid, until};
 use kedge_base::{Clock, SystemClock};
 use serde_json::{Value, json};
 use std::fs::{self, File};
@@ -103,6 +103,27 @@ fn what_is_not_persistent_goes_and_the_rest_goes_on() {
     place.run("mount image mnt").ok();
     assert_eq!(names(&place), ["dir", "kept", "lost", "second", "soft"]);
     assert_eq!(read(&place, "dir/link").unwrap(), [1; 10_000]);
+    place.unmount_and_check("image");
+}
+
+/// A mount that has had no descriptor left for a while still receives requests.
+#[test]
+fn requests_are_served_after_a_shortage_of_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
+    needs_fuse!();
+    let place = live("");
+    let server = pid(&place, "mnt");
+    let fds = fs::read_dir(format!("/proc/{server}/fd")).unwrap();
+    let used: Vec<u64> = fds.map(|fd| fd.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect();
+    let free = (0..).find(|fd| !used.contains(fd)).unwrap();
+    let limit = |limit| prlimit(Some(server), Resource::Nofile, limit).unwrap();
+    let before = limit(Rlimit { current: Some(free), ..getrlimit(Resource::Nofile) });
+    // The first is accepted, because accept(2) has its descriptor already, and the second is not.
+    let during = [(); 2].map(|()| UnixStream::connect(place.path("sock")).unwrap());
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    limit(before);
+    assert_eq!(ask(&place, &json!({"do": "faults"}))["faults"], json!([]));
+    drop(during);
     place.unmount_and_check("image");
 }
 

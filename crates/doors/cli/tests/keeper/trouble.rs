@@ -5,6 +5,7 @@ use crate::common::keeper::{keeper, kill_server, server};
 use crate::common::{Place, copy_program, needs_fuse, tool, until, until_dead};
 use crate::parent_of;
 use kedge_base::spawn_named;
+use kedge_fuse::keep::INJECTS;
 use rustix::process::{Signal, kill_process};
 use std::fs;
 use std::path::PathBuf;
@@ -61,6 +62,35 @@ fn a_keeper_and_a_server_that_are_killed_end_the_mount() {
     until("the image is free", || place.run("mount -o nokeeper disk.kedge mnt").code == 0);
     assert_eq!(fs::read(place.path("mnt/a")).unwrap(), b"kept");
     place.unmount_and_check("disk.kedge");
+}
+
+/// When the server has closed the image another program may own it, so no further server opens it.
+#[test]
+fn a_server_that_dies_after_it_has_closed_the_image_is_the_last_one() {
+    needs_fuse!(root: "the kernel waits for the end of a privileged mount only");
+    if !INJECTS {
+        return kedge_base::skip::note("servers of this build die inside of no request by themselves");
+    }
+    let place = Place::after("mkfs --size 64M disk.kedge");
+    let (noted, said) = (place.path("deaths"), place.path("said"));
+    fs::create_dir(place.path("mnt")).unwrap();
+    fs::write(&noted, "").unwrap();
+    let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
+    command.args(["mount", "--foreground", "-o", "keeper", "disk.kedge", "mnt"]);
+    command.env("KEDGE_DEATHS", format!("DESTROY/Served,{}", noted.display()));
+    let mut keeper = command.stderr(fs::File::create(&said).unwrap()).spawn().unwrap();
+    until("a mount", || kedge_fuse::mount_at(&place.path("mnt")).is_some());
+    fs::write(place.path("mnt/a"), "kept").unwrap();
+    let unmount = || rustix::mount::unmount(place.path("mnt"), rustix::mount::UnmountFlags::empty());
+    until("mnt is no longer in use", || unmount().is_ok());
+    let free = place.info("disk.kedge");
+    let status = keeper.wait().unwrap();
+    let said = fs::read_to_string(said).unwrap();
+    assert_eq!(fs::read_to_string(noted).unwrap(), "DESTROY Served panic\n", "{said}");
+    assert!(said.contains("died of signal 6 after it had closed the image"), "{status}: {said}");
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert_eq!(free["state"], "clean");
+    place.run("fsck disk.kedge").ok();
 }
 
 /// A control group that can forbid its processes to start others.

@@ -78,7 +78,7 @@ fields!(
     pub(crate) Suspect = 32 { unique: u64, node: u64, opcode: u32, deaths: u32, under_way: u64 }
 );
 fields!(
-    pub(crate) Head = 968 {
+    pub(crate) Head = 976 {
         magic: u64, version: u32, padding: u32, life: u64, negotiated: Negotiated, suspect: Suspect,
         // For each life, the end of the log that recovery found after it; 0 if recovery has not run
         // yet.
@@ -99,6 +99,9 @@ fields!(
         frozen: u64, frozen_since: u64, thaw_at_ns: u64, thawed: u64,
         // The descriptor with which servers inherit the image's file; 0 if they open its path.
         image: u64,
+        // Not 0 if the keeper gives the image up when its server has closed it at the end of the
+        // mount.
+        releases: u64,
     }
 );
 fields!(
@@ -145,6 +148,11 @@ impl Area {
     /// Notes the descriptor with which servers inherit the image's file.
     pub fn note_image(&self, fd: i32) {
         self.store(at!(image), u64::from(fd.unsigned_abs()));
+    }
+
+    /// Notes that the keeper gives the image up when its server has closed it.
+    pub fn note_releases(&self) {
+        self.store(at!(releases), 1);
     }
 
     /// Opens an area that another process has made.

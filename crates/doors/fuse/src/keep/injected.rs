@@ -57,6 +57,8 @@ const OTHERS: &[u32] = &[
     op::IOCTL,
 ];
 const OF_OTHERS: &[Step] = &[Step::Received, Step::Served];
+/// Requests at which a server dies only if they are named.
+const LAST: &[u32] = &[op::DESTROY];
 
 static DEATH: OnceLock<Option<Death>> = OnceLock::new();
 
@@ -81,7 +83,8 @@ impl Death {
         let Ok(seed) = which.parse::<u64>() else {
             let (which, each) = which.strip_suffix('*').map_or((which, false), |which| (which, true));
             let named = |(opcode, step): &(u32, Step)| format!("{}/{step:?}", op_name(*opcode)) == which;
-            let (opcode, step) = all.find(named).filter(|_| each || life == 1)?;
+            let (opcode, step) =
+                all.chain(pairs(LAST, OF_OTHERS)).find(named).filter(|_| each || life == 1)?;
             return Some(Death { opcode, step, panics: true, left: AtomicU64::new(1), file: file.into() });
         };
         let mut random = Random(seed.wrapping_add(life << 32));

@@ -87,6 +87,13 @@ impl Life {
         i32::try_from(head.image).ok().filter(|fd| *fd > 0)
     }
 
+    /// Whether the keeper gives the image up when this server has closed it. False if the keeper is
+    /// of an older version, which holds the image until it ends.
+    pub fn keeper_releases(&self) -> bool {
+        let head: Head = self.area.read(0);
+        head.releases != 0
+    }
+
     /// Notes that recovery found the end of the log at `end`. Must be called before anything is
     /// appended. `end` is the cut-off of the last life, and of earlier lives that ended before they
     /// appended anything.

@@ -688,6 +688,50 @@ fn a_file_whose_pin_the_memory_cannot_hold_is_deleted() {
     assert_eq!(world.fs.deletions(), deletions + 1);
 }
 
+/// The next server leaves nothing of such a file, whether its record is durable or not.
+#[test]
+fn a_file_whose_pin_the_memory_could_not_hold_is_not_pinned_later() {
+    for durable in [false, true] {
+        let mut world = World::new();
+        world.fs.sync().unwrap();
+        let kept = world.server.kept.clone().unwrap();
+        kept.pins.lock().fill();
+        let body = named(abi::CreateIn { mode: 0o100_600, ..abi::CreateIn::new_zeroed() }.as_bytes(), &[""]);
+        world.send(5000, op::TMPFILE, Ino::ROOT.0, &body);
+        assert_eq!(world.last(), (-libc::ENOMEM, 0));
+        let entries = Journal::scan(&kept.area).unwrap();
+        let entry = entries.into_iter().find(|entry| entry.head.opcode == op::TMPFILE).unwrap();
+        let (made, state) = (Ino(entry.head.mark.ino), entry.head.outcome.state);
+        assert!(made.0 != 0 && state == REFUSED, "the file was made: {made}, {state}");
+        if durable {
+            world.fs.sync().unwrap();
+        }
+        for life in 1..=2 {
+            world.next_life();
+            let kept = world.server.kept.as_ref().unwrap();
+            assert!(!kept.pins.lock().has(made), "pinned after death {life}, durable {durable}");
+            assert!(world.fs.getattr(made).is_err(), "there after death {life}, durable {durable}");
+        }
+    }
+}
+
+/// The record of a file without a name contains nothing of the directory.
+#[test]
+fn times_of_a_directory_stay_although_a_nameless_file_was_made_in_it_later() {
+    let mut world = World::new();
+    world.fs.sync().unwrap();
+    let times = SetattrIn { valid: fattr::MTIME, mtime: 1000, ..SetattrIn::default() };
+    world.done(op::SETATTR, "dir", &setattr(times));
+    let body = named(abi::CreateIn { mode: 0o100_600, ..abi::CreateIn::new_zeroed() }.as_bytes(), &[""]);
+    world.done(op::TMPFILE, "dir", &body);
+    // Makes the record of the file durable. The times of the directory are in no record.
+    let entries = Journal::scan(&world.server.kept.as_ref().unwrap().area).unwrap();
+    let made = entries.into_iter().find(|entry| entry.head.opcode == op::TMPFILE).unwrap();
+    world.fs.fsync(Ino(made.head.mark.ino), false).unwrap();
+    world.next_life();
+    assert_eq!(world.fs.getattr(Ino(world.ino("dir"))).unwrap().mtime.sec, 1000);
+}
+
 #[test]
 fn bits_that_were_set_after_a_change_of_content_stay() {
     let mut world = World::new();

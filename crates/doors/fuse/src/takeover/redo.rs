@@ -35,7 +35,7 @@ use crate::args::Args;
 use crate::failures::Failures;
 use crate::keep::answers::Answered;
 use crate::keep::area::{Head, LIVES};
-use crate::keep::journal::{BEGUN, DONE, Entry, Journal};
+use crate::keep::journal::{BEGUN, DONE, Entry, Journal, REFUSED};
 use crate::keep::steps::{self, Broken};
 use crate::keep::{Kept, slot_of};
 use crate::ops::Ops;
@@ -165,6 +165,9 @@ impl<O: Ops> Server<O> {
         };
         let later = found.any.get(&node).filter(|(seq, _)| *seq > entry.head.seq);
         match rule {
+            // No program knows this file. If its record is durable, it is deleted with the other
+            // nameless files that have no pin.
+            _ if header.opcode == op::TMPFILE && state == REFUSED => return Ok(false),
             Rule::Record(_) if mark.life == 0 || is_durable(entry, &found.head, kept.life)? => {
                 self.pin_nameless(kept, entry, false)?;
                 return Ok(false);
@@ -359,13 +362,15 @@ fn is_durable(entry: &Entry, head: &Head, now: u64) -> io::Result<bool> {
 /// The inodes whose times a change sets.
 fn changed_by(entry: &Entry) -> impl Iterator<Item = u64> {
     let mut args = Args::new(&entry.arguments);
+    // The record of a file without a name does not contain its directory.
+    let node = (entry.head.opcode != op::TMPFILE).then_some(entry.head.node);
     let other = match entry.head.opcode {
         op::RENAME => args.take::<abi::RenameIn>().ok().map(|asked| asked.newdir),
         op::RENAME2 => args.take::<abi::Rename2In>().ok().map(|asked| asked.newdir),
         op::LINK => args.take::<abi::LinkIn>().ok().map(|asked| asked.oldnodeid),
         _ => None,
     };
-    [entry.head.node].into_iter().chain(other)
+    node.into_iter().chain(other)
 }
 
 /// The arguments without flags that depend on the caller at that time. Those of a write are cut to

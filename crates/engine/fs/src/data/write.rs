@@ -35,7 +35,14 @@ impl Files {
         if offset.checked_add(data.len() as u64).is_none_or(|end| end > FILE_SIZE_MAX) {
             return Err(Error::FileTooLarge);
         }
-        let mode = self.stamp_first(&inode, mode)?;
+        let result = self.write_chunks(&inode, offset, data, mode);
+        let logged = self.log_stamps(&inode, mode);
+        let done = result?;
+        logged?;
+        Ok(done)
+    }
+
+    fn write_chunks(&self, inode: &Arc<Inode>, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;
@@ -43,7 +50,7 @@ impl Files {
             // block-aligned.
             let room = WRITE_CHUNK - (at % WRITE_CHUNK as u64) as usize;
             let chunk = &data[done..data.len().min(done + room)];
-            let (n, cause) = self.write_chunk(&inode, at, chunk, mode);
+            let (n, cause) = self.write_chunk(inode, at, chunk, mode);
             done += n;
             let Some(cause) = cause else { continue };
             if done == 0 || (mode.whole && !broken::is(Variant::ShortWhole)) {
@@ -52,41 +59,37 @@ impl Files {
             // The caller gets the count; when it writes the rest, it gets the cause as the error.
             // So the cause is only a debug message: on a full image a warning would be logged for
             // each program that tries.
-            tracing::debug!("inode {ino}: {done} of {} bytes written: {cause}", data.len());
+            tracing::debug!("inode {}: {done} of {} bytes written: {cause}", inode.ino, data.len());
             self.engine.stats().short_writes.inc();
             break;
         }
         Ok(done)
     }
 
-    /// If the fdatasync rule requires it, logs new time stamps before the write, provided that the
-    /// clock has advanced since the last ones. The write then leaves the stamps unchanged. A crash
-    /// may show the new stamps without the write, as on XFS. Called before any lock of the inode is
-    /// taken, since the reservation may wait for a checkpoint. If there is no space for the record,
-    /// the stamps are logged later, as with `seq`.
-    fn stamp_first(&self, inode: &Arc<Inode>, mode: WriteMode) -> Result<WriteMode> {
+    /// If the fdatasync rule requires it, logs the time stamps that a write has set. A crash may
+    /// show the new stamps without the write, as on XFS. The stamps are set after the bytes are in
+    /// memory: a reader of another door that took the new stamps with the old bytes would keep
+    /// these for as long as the stamps stay. Called without any lock of the inode, since the
+    /// reservation may wait for a checkpoint. If there is no space for the record, the stamps are
+    /// logged later, as with `seq`.
+    fn log_stamps(&self, inode: &Arc<Inode>, mode: WriteMode) -> Result<()> {
         if mode.keep_times || !self.engine.live().fdatasync().stamps_at_write() {
-            return Ok(mode);
+            return Ok(());
         }
-        let now = self.engine.now();
-        let is_old = |core: &InodeCore| core.mtime != now || core.ctime != now;
-        if is_old(&inode.meta.lock().core) {
-            let handle = match self.engine.begin(Need::record(Class::Normal).patches(1)) {
-                Err(Error::Engine(kedge_base::Error::NoSpace)) => return Ok(mode),
-                handle => handle?,
-            };
-            let mut changes = lock_metas(&[inode]);
-            if changes[0].meta.dead {
-                return Err(Error::NotFound);
-            }
-            flags::check_touch(&changes[0].core)?;
-            // Another write may have logged its stamps since the check.
-            if is_old(&changes[0].core) {
-                changes[0].touch(now);
-                commit_only(handle, RecordBuilder::new(RecordOp::Times), &mut changes)?;
-            }
+        let are_new = |unlogged: InodeMask| unlogged.contains(InodeMask::MTIME | InodeMask::CTIME);
+        if !are_new(inode.meta.lock().unlogged) {
+            return Ok(());
         }
-        Ok(mode.with_keep_times(true))
+        let handle = match self.engine.begin(Need::record(Class::Normal).patches(1)) {
+            Err(Error::Engine(kedge_base::Error::NoSpace)) => return Ok(()),
+            handle => handle?,
+        };
+        let mut changes = lock_metas(&[inode]);
+        // Another record may have taken the stamps since the check.
+        if !changes[0].meta.dead && are_new(changes[0].meta.unlogged) {
+            commit_only(handle, RecordBuilder::new(RecordOp::Times), &mut changes)?;
+        }
+        Ok(())
     }
 
     /// Writes a chunk. Returns how many bytes from its start were written, and why not the rest.
@@ -255,9 +258,12 @@ impl Files {
     /// Updates size and time stamps after a write up to `end`. The caller holds the page lock.
     fn grown(&self, inode: &Arc<Inode>, end: u64, mode: WriteMode) {
         let now = self.engine.now();
+        // A rule that logs the stamps of writes does so once for each tick of the clock.
+        let once = self.engine.live().fdatasync().stamps_at_write();
         let mut meta = inode.meta.lock();
         meta.core.size = meta.core.size.max(end);
-        if !mode.keep_times || broken::is(Variant::TouchInWriteback) {
+        let are_set = once && (meta.core.mtime, meta.core.ctime) == (now, now);
+        if !mode.keep_times && !are_set || broken::is(Variant::TouchInWriteback) {
             meta.core.mtime = now;
             meta.core.ctime = now;
             meta.unlogged |= InodeMask::MTIME | InodeMask::CTIME;
