@@ -78,7 +78,7 @@ fields!(
     pub(crate) Suspect = 32 { unique: u64, node: u64, opcode: u32, deaths: u32, under_way: u64 }
 );
 fields!(
-    pub(crate) Head = 968 {
+    pub(crate) Head = 976 {
         magic: u64, version: u32, padding: u32, life: u64, negotiated: Negotiated, suspect: Suspect,
         // For each life, the end of the log that recovery found after it; 0 if recovery has not run
         // yet.
@@ -99,11 +99,15 @@ fields!(
         frozen: u64, frozen_since: u64, thaw_at_ns: u64, thawed: u64,
         // The descriptor with which servers inherit the image's file; 0 if they open its path.
         image: u64,
+        // The last life, if it has not noted anything in the journal. The next server begins that
+        // life again. Another number, such as 0, means that there is no such life.
+        starting: u64,
     }
 );
 fields!(
-    /// The deaths of servers that the keeper has observed.
-    pub Deaths = 32 { deaths: u64, signal: u32, padding: u32, at_ns: u64, unused: u64 }
+    /// The deaths of servers that the keeper has observed. `failed_starts` counts servers that
+    /// reported why they cannot serve, or ended by an error, and were replaced.
+    pub Deaths = 32 { deaths: u64, signal: u32, padding: u32, at_ns: u64, failed_starts: u64 }
 );
 
 /// The offset of a field of [`Head`].
@@ -213,6 +217,12 @@ impl Area {
             Deaths { deaths: before.deaths + 1, signal: signal.cast_unsigned(), at_ns: now_ns(), ..before };
         self.put(DEATHS_AT, deaths.as_bytes());
         deaths
+    }
+
+    /// Notes that a server could not serve, and that another one will be started.
+    pub fn note_failed_start(&self) {
+        let at = DEATHS_AT + std::mem::offset_of!(Deaths, failed_starts) as u64;
+        self.store(at, self.deaths().failed_starts + 1);
     }
 
     /// How long requests waited during the last handover.

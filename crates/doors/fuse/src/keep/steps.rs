@@ -22,6 +22,8 @@ pub(crate) enum Broken {
     OrphanDropped,
     /// All writes are redone, even with bytes that have newer values.
     OlderValueAgain,
+    /// Marks of old lives are not renewed, and each start of a server takes a life.
+    LivesUsedUp,
     /// The journal is freed although the redone changes are not durable, and a resent fsync returns
     /// at once.
     UnforcedIsDurable,

@@ -645,6 +645,47 @@ fn a_server_that_dies_while_it_makes_changes_again_has_not_served() {
     assert_eq!(reported, [false, false, true]);
 }
 
+/// Whether the changes are made again after many servers that could not: half of them do not reach
+/// the journal, and the others end while they redo the first change.
+fn survives_many_failed_starts() -> bool {
+    let mut world = World::new();
+    // Some entries have a durable record, and the others have none.
+    world.done(op::MKDIR, "dir", &named(MkdirIn { mode: 0o700, umask: 0 }.as_bytes(), &["new"]));
+    world.done(op::WRITE, "a", &write(0, b"later"));
+    let before = world.tree();
+    world.end_thread();
+    for attempt in 0..2 * (area::LIVES + 3) {
+        world.device = Arc::new(world.device.fork());
+        let (life, fs) = begin(&world.device, &world.area);
+        if attempt % 2 == 0 {
+            continue;
+        }
+        let (wire, options) = (Arc::new(Wire::default()), FuseOptions::default());
+        let (server, _jobs) = Server::new(Arc::new(fs), wire, options, Value::Null, Box::new(|| ()));
+        die_at(Step::Redone, Box::new(|| ()));
+        let ended = catch_unwind(AssertUnwindSafe(|| server.resume(&life).map(drop)));
+        die_at(Step::Never, Box::new(|| ()));
+        if ended.is_ok_and(|redone| redone.is_err()) {
+            return false;
+        }
+    }
+    world.next_life();
+    world.tree() == before
+}
+
+#[test]
+fn any_number_of_servers_may_fail_to_start() {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| ()));
+    let survives = survives_many_failed_starts();
+    break_rule(Broken::LivesUsedUp);
+    let used_up = !survives_many_failed_starts();
+    break_rule(Broken::Nothing);
+    std::panic::set_hook(hook);
+    assert!(survives);
+    assert!(used_up, "a life for each start is not caught");
+}
+
 /// Returns the content of an unlinked open file after two deaths.
 fn unlinked_file() -> Option<Vec<u8>> {
     let mut world = World::new();

@@ -26,6 +26,12 @@
 //! A redone change gets the mark of its new record, by the same rule, with the number of the
 //! present life. Each life has its own cut-off. So the next server does the same work again,
 //! without the changes that have become durable. The journal is freed when everything is durable.
+//!
+//! # If a change cannot be redone
+//! The server ends with the error and leaves the journal, and the keeper starts the next server
+//! later. The cut-offs of the last [`LIVES`] lives are kept, so each server renews the marks of
+//! older lives ([`Journal::renew_mark`]). A life that did not recover the image is begun again
+//! ([`crate::keep::Life::begin`]).
 
 use super::class::{Class, Rule};
 use super::content::{self, Left};
@@ -103,7 +109,11 @@ impl<O: Ops> Server<O> {
         kept.redoing.store(true, Relaxed);
         let mut found = Found { head, any: BTreeMap::new(), content: BTreeMap::new() };
         for entry in &entries {
-            if is_durable(entry, &found.head, kept.life)? {
+            let durable = is_durable(entry, &found.head, kept.life)?;
+            if is_old(entry, kept.life) {
+                Journal::renew_mark(&kept.area, entry, kept.life, durable);
+            }
+            if durable {
                 let noted = (entry.head.seq, entry.head.time());
                 found.any.extend(changed_by(entry).map(|ino| (ino, noted)));
                 if matches!(entry.head.opcode, op::SETATTR | op::FALLOCATE) && self.is_content(entry) {
@@ -205,7 +215,7 @@ impl<O: Ops> Server<O> {
                     "{} of inode {node}, which a program knows is done, cannot be done again",
                     op_name(entry.head.opcode)
                 );
-                return Err(io::Error::other(format!("{what}: {}", io::Error::from_raw_os_error(error))));
+                return Err(because(&what, error));
             }
         }
         self.pin_nameless(kept, entry, true)?;
@@ -340,7 +350,21 @@ impl EntryOf {
 }
 
 fn failed(what: &str, e: &kedgefs::Error) -> io::Error {
-    io::Error::other(format!("after the death of a server: {what}: {e}"))
+    let kind = io::Error::from_raw_os_error(e.errno()).kind();
+    io::Error::new(kind, format!("after the death of a server: {what}: {e}"))
+}
+
+/// An error with a text whose kind is that of `errno`: the keeper starts the next server when a
+/// lack of space or memory may be over.
+fn because(what: &str, errno: i32) -> io::Error {
+    let cause = io::Error::from_raw_os_error(errno);
+    io::Error::new(cause.kind(), format!("{what}: {cause}"))
+}
+
+/// Whether the cut-off of the mark's life will soon be replaced by that of a later life.
+fn is_old(entry: &Entry, now: u64) -> bool {
+    let life = entry.head.mark.life;
+    life != 0 && life + LIVES as u64 / 2 <= now && !steps::is_broken(Broken::LivesUsedUp)
 }
 
 /// Whether recovery found the entry's record in the log.
