@@ -400,3 +400,43 @@ fn a_user_at_the_limits_harms_neither_mount_nor_others() {
         }
     }
 }
+
+/// The number of files on which a user has begun an atomic write, and the errno of the next begin.
+const ATOMIC_WRITES: &str = r#"
+import fcntl, os, sys
+files = [os.open(path, os.O_RDONLY) for path in sys.argv[1:]]
+begun = 0
+try:
+    for file in files:
+        fcntl.ioctl(file, 0xF501)
+        begun += 1
+except OSError as e:
+    print(begun, e.errno)
+"#;
+
+/// A mount has a bounded number of atomic writes.
+#[test]
+fn a_reader_takes_no_atomic_write_and_a_user_not_all() {
+    if left_out() {
+        return;
+    }
+    let (place, _) = place();
+    fs::create_dir(place.path("mnt")).unwrap();
+    works(&place, "mount --create 64M disk.kedge mnt");
+    fs::set_permissions(place.path("mnt"), fs::Permissions::from_mode(0o755)).unwrap();
+    let begin = |prefix: &str, owner| {
+        let files: Vec<_> = (0..64).map(|n| place.path(&format!("mnt/{prefix}{n}"))).collect();
+        for file in &files {
+            fs::write(file, "").unwrap();
+            chown(file, Some(owner), Some(owner)).unwrap();
+        }
+        let mut command = as_user("python3");
+        command.args(["-c", ATOMIC_WRITES]).args(files);
+        let output = output_of(command).unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(begin("of_root", 0), format!("0 {}\n", libc::EACCES));
+    assert_eq!(begin("of_user", USER), format!("32 {}\n", libc::EBUSY));
+    place.unmount();
+}

@@ -29,8 +29,9 @@
 //! staged.
 //!
 //! # Bounds
-//! A mount has at most [`STAGINGS_MAX`] atomic writes at a time, each with at most
-//! [`AtomicWrite::bytes_max`] bytes. A WRITE beyond that fails with EFBIG.
+//! A mount has at most [`STAGINGS_MAX`] atomic writes at a time, and one user at most half of them;
+//! a START beyond that fails with EBUSY. Each has at most [`AtomicWrite::bytes_max`] bytes, and a
+//! WRITE beyond that fails with EFBIG.
 
 use crate::abi::{self, InHeader, IoctlFlags, IoctlOut};
 use crate::errno::{Answer, EINVAL, Errno};
@@ -49,6 +50,8 @@ use zerocopy::{FromZeros, IntoBytes};
 const FEATURE_ATOMIC_WRITE: u32 = 0x0004;
 /// Limit for the atomic writes of a mount at a time.
 const STAGINGS_MAX: usize = 64;
+/// Limit for those of one user.
+const STAGINGS_OF_USER_MAX: usize = STAGINGS_MAX / 2;
 
 /// The granularity of invalidations: the unit of [`AtomicWrite`], and not more than a page of the
 /// kernel.
@@ -57,6 +60,8 @@ const PAGE: u64 = BLOCK_SIZE as u64;
 /// The atomic write of one thread to one file.
 struct Staging {
     tid: u32,
+    /// The user of the thread at the start.
+    user: u32,
     task: Task,
     /// `None` while it is being committed or discarded.
     write: Option<AtomicWrite>,
@@ -167,8 +172,9 @@ impl Atomics {
         IoctlFlags { out: IoctlOut::new_zeroed(), flags: if can { FEATURE_ATOMIC_WRITE } else { 0 } }
     }
 
-    /// Begins an atomic write of the caller. Discards an earlier one of the same thread and file.
-    pub(crate) fn start(&self, ops: &impl Ops, header: &InHeader) -> Answer<IoctlOut> {
+    /// Begins an atomic write of the caller, a thread of `user`, which may write to the file.
+    /// Discards an earlier one of the same thread and file.
+    pub(crate) fn start(&self, ops: &impl Ops, header: &InHeader, user: u32) -> Answer<IoctlOut> {
         let ino = Ino(header.nodeid);
         let task = Task::open(header.pid).map_err(|e| {
             tracing::debug!(ino = ino.0, "no atomic write: {e}");
@@ -181,10 +187,11 @@ impl Atomics {
             staging.write.is_some() && again || staging.is_left()
         };
         let gone: Vec<Staging> = stagings.extract_if(.., |staging| is_gone(staging)).collect();
-        let is_full = stagings.len() >= STAGINGS_MAX;
+        let of_user = stagings.iter().filter(|staging| staging.user == user).count();
+        let is_full = stagings.len() >= STAGINGS_MAX || of_user >= STAGINGS_OF_USER_MAX;
         if !is_full {
             let shown = Shown::new(ino);
-            stagings.push(Staging { tid: header.pid, task, write: Some(write), shown });
+            stagings.push(Staging { tid: header.pid, user, task, write: Some(write), shown });
         }
         self.count.store(stagings.len(), Ordering::Release);
         drop(stagings);

@@ -5,6 +5,7 @@ use crate::server::Server;
 use crate::transport::{Received, Request, RequestBuf};
 use kedge_base::IoBuf;
 use kedgefs::{FileSystem, Owner};
+use std::sync::atomic::AtomicI32;
 use zerocopy::FromBytes;
 
 fn header(ino: Ino, pid: u32) -> InHeader {
@@ -27,7 +28,7 @@ fn writes_of_the_thread_that_started_are_staged_and_others_are_not() {
     let own = header(ino, own_tid());
     assert!(atomics.stage(&own, 0, b"before").is_none());
     assert!(matches!(atomics.take(&own), Err(EINVAL)));
-    atomics.start(&fs, &own).expect("started");
+    atomics.start(&fs, &own, 7).expect("started");
     assert!(atomics.is_used());
     let job = atomics.stage(&own, 4096, b"staged").expect("staged").expect("within the bound");
     assert!(job.is_some(), "the page must be dropped");
@@ -48,7 +49,7 @@ fn what_a_thread_left_is_never_committed() {
     let left = std::thread::scope(|scope| {
         let begin = || {
             let its = header(ino, own_tid());
-            atomics.start(&fs, &its).expect("started");
+            atomics.start(&fs, &its, 7).expect("started");
             atomics.stage(&its, 0, b"torn").expect("staged").expect("within the bound");
             its.pid
         };
@@ -61,7 +62,7 @@ fn what_a_thread_left_is_never_committed() {
     let same_number = header(ino, left);
     assert!(atomics.stage(&same_number, 0, b"later").is_none());
     assert!(atomics.take(&same_number).is_err());
-    atomics.start(&fs, &header(ino, own_tid())).expect("started");
+    atomics.start(&fs, &header(ino, own_tid()), 7).expect("started");
     assert_eq!(atomics.stagings.lock().len(), 1, "a start discards those of ended threads");
     assert_eq!(fs.getattr(ino).expect("the file").size, 0);
 }
@@ -80,7 +81,7 @@ fn what_a_thread_left_holds_no_unlinked_file() {
         );
         let begin = || {
             let its = header(ino, own_tid());
-            server.atomics.start(&fs, &its).expect("started");
+            server.atomics.start(&fs, &its, 7).expect("started");
             its.pid
         };
         let left = std::thread::scope(|scope| scope.spawn(begin).join().expect("the thread"));
@@ -100,20 +101,49 @@ fn what_a_thread_left_holds_no_unlinked_file() {
 #[test]
 fn a_second_start_forgets_the_first_and_their_number_is_bounded() {
     let ((fs, _), atomics) = (file(), Arc::new(Atomics::default()));
+    // Two users may have all, and no user more than half.
+    let user = |n: usize| u32::from(n >= STAGINGS_OF_USER_MAX);
     let files: Vec<Ino> = (0..=STAGINGS_MAX)
         .map(|n| fs.create(Ino::ROOT, format!("{n}").as_bytes(), 0o644, Owner::default()).expect("new").ino)
         .collect();
-    for ino in &files[..STAGINGS_MAX] {
-        atomics.start(&fs, &header(*ino, own_tid())).expect("started");
+    let last = header(files[STAGINGS_MAX], own_tid());
+    for (n, ino) in files[..STAGINGS_MAX].iter().enumerate() {
+        if n == STAGINGS_OF_USER_MAX {
+            assert_eq!(atomics.start(&fs, &last, 0).map(drop).expect_err("half"), Errno(libc::EBUSY));
+        }
+        atomics.start(&fs, &header(*ino, own_tid()), user(n)).expect("started");
         atomics.stage(&header(*ino, own_tid()), 0, b"x").expect("staged").expect("within the bound");
     }
-    let last = header(files[STAGINGS_MAX], own_tid());
-    assert_eq!(atomics.start(&fs, &last).map(drop).expect_err("too many"), Errno(libc::EBUSY));
-    atomics.start(&fs, &header(files[0], own_tid())).expect("a staging is free");
+    assert_eq!(atomics.start(&fs, &last, 2).map(drop).expect_err("too many"), Errno(libc::EBUSY));
+    atomics.start(&fs, &header(files[0], own_tid()), 0).expect("a staging is free");
     assert!(atomics.take(&header(files[0], own_tid())).expect("its own").write.is_empty());
-    atomics.start(&fs, &last).expect("a staging is free");
+    atomics.start(&fs, &last, 2).expect("a staging is free");
     atomics.clear();
     assert!(!atomics.is_used());
+}
+
+/// The kernel passes the ioctl on for any descriptor.
+#[test]
+fn who_may_not_write_gets_no_atomic_write() {
+    let (fs, ino) = file();
+    let own = rustix::process::geteuid().as_raw();
+    let wire = Arc::new(Wire::default());
+    let options = FuseOptions::default();
+    let (server, _jobs) =
+        Server::new(Arc::new(fs.clone()), wire.clone(), options, serde_json::Value::Null, Box::new(|| ()));
+    let start = |uid| {
+        let asked = abi::IoctlIn { cmd: abi::ioctl::F2FS_START_ATOMIC_WRITE, ..abi::IoctlIn::new_zeroed() };
+        let header = InHeader { opcode: op::IOCTL, unique: 2, uid, ..header(ino, own_tid()) };
+        let request = Request { header, body: asked.as_bytes(), token: 0 };
+        server.handle(&request, &mut IoBuf::zeroed(1));
+        wire.1.load(Ordering::Relaxed)
+    };
+    // The thread has other ids than the request.
+    assert_eq!(start(own + 1), -libc::EACCES);
+    assert!(!server.atomics.is_used());
+    let owned = kedgefs::SetAttr { uid: Some(own), ..kedgefs::SetAttr::default() };
+    fs.setattr(ino, &owned).expect("another owner");
+    assert_eq!(start(own), 0);
 }
 
 #[test]
@@ -123,16 +153,16 @@ fn a_caller_that_cannot_be_recognised_gets_no_atomic_write() {
     assert_eq!(Atomics::features(&fs, &header(ino, 0)).flags, 0);
     assert_eq!(Atomics::features(&fs, &header(Ino::ROOT, own_tid())).flags, 0);
     assert_eq!(
-        atomics.start(&fs, &header(ino, 0)).map(drop).expect_err("no thread"),
+        atomics.start(&fs, &header(ino, 0), 7).map(drop).expect_err("no thread"),
         Errno(libc::EOPNOTSUPP)
     );
-    let dir = atomics.start(&fs, &header(Ino::ROOT, own_tid())).map(drop).expect_err("a directory");
+    let dir = atomics.start(&fs, &header(Ino::ROOT, own_tid()), 7).map(drop).expect_err("a directory");
     assert_eq!(dir, Errno(libc::EISDIR));
 }
 
-/// Records notifications without sending them.
+/// Records notifications, and the error of the last reply, without sending them.
 #[derive(Default)]
-struct Wire(Mutex<Vec<(u64, i64, i64)>>);
+struct Wire(Mutex<Vec<(u64, i64, i64)>>, AtomicI32);
 
 impl Wire {
     fn notified(&self) -> Vec<(u64, i64, i64)> {
@@ -157,7 +187,8 @@ impl Transport for Wire {
         Ok(())
     }
 
-    fn reply(&self, _token: u32, _unique: u64, _error: i32, _parts: &[&[u8]]) -> std::io::Result<()> {
+    fn reply(&self, _token: u32, _unique: u64, error: i32, _parts: &[&[u8]]) -> std::io::Result<()> {
+        self.1.store(error, Ordering::Relaxed);
         Ok(())
     }
 
@@ -190,7 +221,7 @@ fn a_commit_has_pages_dropped_only_if_the_kernel_may_have_them() {
 
     // Without a READ, and after all jobs, commit and abort have no page to invalidate.
     for end in [Taken::commit as fn(Taken) -> Ended, Taken::forget] {
-        atomics.start(&fs, &own).expect("started");
+        atomics.start(&fs, &own, 7).expect("started");
         let job = stage(3).expect("a job");
         assert!(stage(1).is_none() && stage(4).is_none(), "the queued job includes these pages");
         job.drop_written(&wire);
@@ -200,7 +231,7 @@ fn a_commit_has_pages_dropped_only_if_the_kernel_may_have_them() {
 
     // A READ or another WRITE arrives before the commit or during it.
     for is_late in [false, true] {
-        atomics.start(&fs, &own).expect("started");
+        atomics.start(&fs, &own, 7).expect("started");
         stage(1).expect("a job").drop_written(&wire);
         atomics.note_other(Ino(ino.0 + 1));
         if !is_late {
@@ -215,7 +246,7 @@ fn a_commit_has_pages_dropped_only_if_the_kernel_may_have_them() {
 
     // The job has not begun, or not ended, at the commit.
     for has_begun in [false, true] {
-        atomics.start(&fs, &own).expect("started");
+        atomics.start(&fs, &own, 7).expect("started");
         let job = stage(2).expect("a job");
         if has_begun {
             job.pages.lock().dropping += 1;

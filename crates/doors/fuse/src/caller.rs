@@ -28,6 +28,8 @@
 
 use crate::abi::{InHeader, NO_ID};
 use crate::task::{Capability, Namespace, Status, Task};
+use kedgefs::Attr;
+use kedgefs::acl::Acl;
 use std::cell::Cell;
 use std::io;
 
@@ -53,6 +55,18 @@ pub(crate) fn is_capable(header: &InHeader, capability: Capability) -> bool {
 /// groups of an idmapped mount, never match.
 pub(crate) fn is_member(header: &InHeader, gid: u32) -> bool {
     known(header, |_, status| Ok(status.is_member(gid)))
+}
+
+/// The user of the caller, if the caller may write to a file with these attributes and this access
+/// list. `None` if it may not, or if its rights cannot be determined (see the module).
+pub(crate) fn writer(header: &InHeader, attr: &Attr, list: Option<&Acl>) -> Option<u32> {
+    let mut user = None;
+    let may_write = known(header, |task, status| {
+        user = Some(status.user());
+        let overrides = || Ok(status.has(Capability::DacOverride) && task.shares(Namespace::User)?);
+        if status.may_write(attr, list) { Ok(true) } else { overrides() }
+    });
+    user.filter(|_| may_write)
 }
 
 /// Whether the caller is the ordinary user who serves the mount, outside any sandbox. Root of a

@@ -17,6 +17,8 @@
 //! reused. /proc itself is opened and checked once for the process, whose pid namespace never
 //! changes.
 
+use kedgefs::Attr;
+use kedgefs::acl::{Acl, Entry, Tag};
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, Mode, OFlags, fstatfs, openat, statat};
 use std::fs::File;
@@ -164,6 +166,35 @@ impl Status {
     /// Whether the thread accesses files as a member of the group.
     pub(crate) fn is_member(&self, gid: u32) -> bool {
         self.gids[3] == gid || self.groups.contains(&gid)
+    }
+
+    /// Whether the mode of a file and its access list, if it has one, permit the thread to write,
+    /// as acl(5) describes it. Capabilities are not considered.
+    pub(crate) fn may_write(&self, attr: &Attr, list: Option<&Acl>) -> bool {
+        if self.user() == attr.uid {
+            return attr.mode & 0o200 != 0;
+        }
+        // With an access list the mode's group bits are its mask, or else those of the owning
+        // group.
+        let masked = |permissions: u16| permissions & 0o2 != 0 && attr.mode & 0o020 != 0;
+        let entries = list.map_or(&[][..], Acl::entries);
+        if let Some(named) = entries.iter().find(|e| e.tag == Tag::User && e.id == self.user()) {
+            return masked(named.permissions);
+        }
+        let owning = self.is_member(attr.gid);
+        if entries.is_empty() {
+            return attr.mode & if owning { 0o020 } else { 0o002 } != 0;
+        }
+        let is_own = |e: &&Entry| match e.tag {
+            Tag::OwningGroup => owning,
+            Tag::Group => self.is_member(e.id),
+            _ => false,
+        };
+        let mut groups = entries.iter().filter(is_own).peekable();
+        match groups.peek() {
+            Some(_) => groups.any(|e| masked(e.permissions)),
+            None => attr.mode & 0o002 != 0,
+        }
     }
 
     pub(crate) fn own_number(&self) -> Option<u32> {

@@ -30,6 +30,43 @@ fn a_set_id_program_is_not_wholly_its_users() {
     assert!(!Status { gids: [8, 9, 9, 9], ..plain }.is_wholly(7));
 }
 
+/// The thread is user 4, in the groups 5, 8 and 9.
+#[test]
+fn the_right_to_write_follows_mode_and_access_list() {
+    let status = Status::parse(STATUS).unwrap();
+    let fs = kedgefs::FileSystem::in_memory(16 << 20).unwrap();
+    let root = fs.getattr(kedgefs::Ino::ROOT).unwrap();
+    let of = |uid, gid, mode| Attr { uid, gid, mode, ..root };
+    for (attr, may) in [
+        (of(4, 1, 0o200), true),
+        (of(4, 5, 0o077), false),
+        (of(1, 8, 0o020), true),
+        (of(1, 9, 0o602), false),
+        (of(1, 1, 0o002), true),
+        (of(1, 1, 0o664), false),
+    ] {
+        assert_eq!(status.may_write(&attr, None), may, "{attr:?}");
+    }
+    let list = |named: &[(Tag, u16, u32)], mask| {
+        let mut entries = vec![(Tag::Owner, 6, 0), (Tag::OwningGroup, 0, 0), (Tag::Mask, mask, 0)];
+        entries.extend(named.iter().chain(&[(Tag::Others, 2, 0)]));
+        entries.sort_by_key(|(tag, ..)| *tag);
+        let entry = |(tag, permissions, id)| Entry { tag, permissions, id };
+        Acl::new(entries.into_iter().map(entry).collect()).unwrap()
+    };
+    for (named, mask, may) in [
+        (&[(Tag::User, 2, 4)][..], 2, true),
+        (&[(Tag::User, 2, 4)], 4, false),
+        (&[(Tag::User, 4, 4), (Tag::Group, 2, 8)], 7, false),
+        (&[(Tag::Group, 4, 8), (Tag::Group, 2, 9)], 7, true),
+        (&[(Tag::Group, 4, 8)], 7, false),
+        (&[(Tag::User, 0, 77), (Tag::Group, 0, 77)], 0, true),
+    ] {
+        let list = list(named, mask);
+        assert_eq!(status.may_write(&of(1, 1, list.mode()), Some(&list)), may, "{list:?}");
+    }
+}
+
 #[test]
 fn this_thread_is_found_and_no_thread_is_not() {
     let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;

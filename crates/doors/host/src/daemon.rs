@@ -17,7 +17,7 @@ use crate::usage::Usage;
 use crate::{background, engine, image, key, mounts, notify, os};
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_base::lock::{Condvar, Mutex, Rank};
-use kedge_fuse::{Bound, MountPoint, PrivateDir};
+use kedge_fuse::{Bound, MountError, MountPoint, PrivateDir};
 use kedgefs::{FileSystem, MountOptions, SharedBudget};
 use os::TerminationSignals;
 use serde::{Deserialize, Serialize};
@@ -117,6 +117,11 @@ pub fn run_file(file: &Path, offer: Offer) -> Result<ExitCode> {
     }
     for request in &config.mount {
         if let Err(e) = host.mount(request) {
+            if e.is::<Ending>() {
+                // A signal has asked the process to end.
+                host.wait();
+                return host.verdict();
+            }
             host.unmount_all();
             host.wait();
             return Err(e.context(format!("mount {} on {}", request.image.display(), request.dir.display())));
@@ -151,6 +156,7 @@ pub fn run_named(name: &str, offer: Offer) -> Result<ExitCode> {
 /// Mounts in the process called `name`. Starts the process if it does not run.
 pub fn join(name: &str, request: &Request) -> Result<()> {
     let (dir, socket) = private(name)?;
+    let mut ends = false;
     for _ in 0..JOIN_TRIES {
         match dir.connect(&socket, REQUEST_WAIT) {
             Ok(stream) => match ask(stream, request, REPLY_WAIT)? {
@@ -158,7 +164,11 @@ pub fn join(name: &str, request: &Request) -> Result<()> {
                     reply.notices.iter().for_each(|notice| eprintln!("kedge: warning: {notice}"));
                     return reply.error.map_or(Ok(()), |e| bail!("{e}"));
                 }
-                None => kedge_base::pause(JOIN_PAUSE), // the process was ending
+                // The process is ending.
+                None => {
+                    ends = true;
+                    kedge_base::pause(JOIN_PAUSE);
+                }
             },
             Err(e) if e.kind() == std::io::ErrorKind::TimedOut => {
                 bail!("the process called {name} accepts no connections")
@@ -166,6 +176,7 @@ pub fn join(name: &str, request: &Request) -> Result<()> {
             Err(_) => {
                 // No process listens, so one is started. If two callers do so at once, the second
                 // process finds the socket in use and ends, and its caller joins the first process.
+                ends = false;
                 let words: [&OsStr; 3] = ["daemon".as_ref(), "--name".as_ref(), name.as_ref()];
                 if let Err(e) = background::spawn(&words, None, None) {
                     tracing::debug!("start of {name}: {e}");
@@ -173,6 +184,9 @@ pub fn join(name: &str, request: &Request) -> Result<()> {
                 }
             }
         }
+    }
+    if ends {
+        bail!("the process called {name} was asked to end, and waits until its mounts are not in use");
     }
     bail!("no process called {name} responds at {}", dir.path().join(&socket).display())
 }
@@ -235,6 +249,9 @@ struct State {
     used: bool,
     /// No more mounts are accepted, because the last mount has ended.
     ending: bool,
+    /// A signal has asked the process to end. No more mounts are accepted, and a mount in
+    /// preparation ends.
+    stopping: bool,
     failed: Vec<String>,
     bound: Option<Bound>,
 }
@@ -260,9 +277,14 @@ impl Host {
         Ok(host)
     }
 
-    /// Unmounts all mounts. A mount in use stays until the next signal.
+    /// Unmounts all mounts, and accepts no more. A mount in use stays until the next signal.
     fn unmount_all(&self) {
-        let live = self.state.lock().live.clone();
+        let live = {
+            let mut state = self.state.lock();
+            state.stopping = true;
+            state.live.clone()
+        };
+        self.changed.notify_all();
         for mount in live {
             if let Err(e) = engine::patiently(|| mount.request_unmount()) {
                 tracing::error!("cannot unmount: {e}");
@@ -324,7 +346,7 @@ impl Host {
     fn while_counted(&self, start: impl FnOnce() -> Result<Vec<String>>) -> Result<Vec<String>> {
         {
             let mut state = self.state.lock();
-            if state.ending {
+            if state.ending || state.stopping {
                 return Err(Ending.into());
             }
             state.starting += 1;
@@ -357,6 +379,10 @@ impl Host {
         let opened = engine::open(&image, &mut words, extra)?;
         notices.extend(opened.notice.clone());
         let fs = opened.fs.clone();
+        if self.state.lock().stopping {
+            fs.close().with_context(|| format!("close {}", image.display()))?;
+            return Err(Ending.into());
+        }
         let session = match engine::mount(&opened, &image, &dir, &words) {
             Ok(session) => session,
             Err(e) => {
@@ -390,15 +416,29 @@ impl Host {
 
     /// Notes a live mount, and starts the thread that serves it and ends with [`Host::forget`]. If
     /// `spawn` fails, closes the file system: `spawn` has dropped the session, which ends the
-    /// mount.
+    /// mount. If a signal came before the mount was noted, unmounts it, and fails with [`Ending`]
+    /// unless it is in use.
     fn begin(
         &self,
         mount: &MountPoint,
         fs: &FileSystem,
         spawn: impl FnOnce() -> std::io::Result<()>,
     ) -> Result<()> {
-        self.state.lock().live.push(mount.clone());
-        let Err(e) = spawn() else { return Ok(()) };
+        let is_late = {
+            let mut state = self.state.lock();
+            state.live.push(mount.clone());
+            state.stopping
+        };
+        let Err(e) = spawn() else {
+            return match is_late.then(|| engine::patiently(|| mount.request_unmount())) {
+                None => Ok(()),
+                Some(Ok(()) | Err(MountError::NotMounted(_))) => Err(Ending.into()),
+                Some(Err(e)) => {
+                    tracing::error!("cannot unmount: {e}");
+                    Ok(())
+                }
+            };
+        };
         self.forget(mount);
         if let Err(e) = fs.close() {
             tracing::error!("close {}: {e}", mount.image.display());
@@ -414,7 +454,7 @@ impl Host {
 
     fn wait_for_first(&self) {
         let mut state = self.state.lock();
-        while !state.used {
+        while !state.used && !state.stopping {
             // The caller that started this process requests its mount at once. If that fails, the
             // process ends.
             if self.changed.wait_for(&mut state, REQUEST_WAIT) && state.starting == 0 {

@@ -6,12 +6,23 @@ fn request(image: &Path) -> Request {
     Request { image: image.to_owned(), dir: "mnt".into(), options: String::new(), cache_size: None }
 }
 
-fn host() -> Host {
-    Host {
+fn host() -> Arc<Host> {
+    Arc::new(Host {
         budget: Config::default().budget().unwrap(),
         offer: |_, _| Box::new(|| ()),
         state: Mutex::new(Rank::Leaf, State::default()),
         changed: Condvar::default(),
+    })
+}
+
+fn point(image: &Path) -> MountPoint {
+    MountPoint {
+        source: image.to_owned(),
+        image: image.to_owned(),
+        dir: "mnt".into(),
+        device: None,
+        privileged: false,
+        why_plain: None,
     }
 }
 
@@ -33,15 +44,7 @@ fn a_mount_whose_thread_does_not_start_is_forgotten_and_closed() {
     let image = dir.path().join("disk.kedge");
     create::create(&image, 32 << 20, &FormatOptions::default()).unwrap();
     let fs = engine::open_to_change(&image).unwrap();
-    let host = host();
-    let mount = MountPoint {
-        source: image.clone(),
-        image,
-        dir: "mnt".into(),
-        device: None,
-        privileged: false,
-        why_plain: None,
-    };
+    let (host, mount) = (host(), point(&image));
     let e = host.begin(&mount, &fs, || Err(std::io::ErrorKind::WouldBlock.into())).unwrap_err();
     assert!(format!("{e:#}").contains("start a thread for mnt"), "{e:#}");
     assert!(host.state.lock().live.is_empty(), "the mount stays noted");
@@ -58,4 +61,37 @@ fn a_mount_that_panics_is_no_longer_awaited() {
     assert_eq!(host.state.lock().starting, 0);
     assert!(host.while_counted(|| Ok(Vec::new())).is_ok(), "the next one");
     host.wait();
+}
+
+/// A signal that comes while an image is being opened also ends the mounts that are not live yet.
+#[test]
+fn a_mount_in_preparation_does_not_outlive_a_signal() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("disk.kedge");
+    create::create(&image, 32 << 20, &FormatOptions::default()).unwrap();
+    let mnt = dir.path().join("mnt");
+    std::fs::create_dir(&mnt).unwrap();
+    let wanted = Request { dir: mnt.clone(), ..request(&image) };
+    let host = host();
+    // The image is locked, so its open waits.
+    let locked = engine::open_locked(&image).unwrap();
+    let (mounts, asked) = (host.clone(), wanted.clone());
+    let mounting = kedge_base::spawn_named("mount", move || mounts.mount(&asked).map(drop)).unwrap();
+    while host.state.lock().starting == 0 {
+        kedge_base::pause(Duration::from_millis(1));
+    }
+    host.unmount_all();
+    drop(locked);
+    let mounted = mounting.join().unwrap();
+    let live = host.state.lock().live.clone();
+    live.iter().for_each(|mount| engine::patiently(|| mount.request_unmount()).unwrap());
+    assert!(live.is_empty() && mounted.is_err_and(|e| e.is::<Ending>()), "the mount becomes live");
+    assert!(host.mount(&wanted).is_err_and(|e| e.is::<Ending>()), "a later mount is accepted");
+    host.wait_for_first();
+    host.wait();
+    let fs = engine::open_to_change(&image).unwrap();
+    // The same if the signal comes when the mount is made.
+    let late = host.begin(&point(&image), &fs, || Ok(()));
+    assert!(late.is_err_and(|e| e.is::<Ending>()), "it is not unmounted");
+    fs.close().unwrap();
 }

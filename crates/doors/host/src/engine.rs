@@ -16,6 +16,7 @@ use kedge_fuse::keep::Life;
 use kedge_fuse::{FuseOptions, MountError, MountPoint, MountedSession};
 use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner, SharedBudget, Switches, TreeInfo};
 use rustix::fd::OwnedFd;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -33,6 +34,8 @@ const LOCK_WAIT: Duration = Duration::from_secs(15);
 /// Limit for the bytes of the log that a server with a keeper uses, even if the image's log is
 /// larger: programs wait while the next server reads the log.
 const KEPT_LOG_MAX: u64 = 64 << 20;
+/// With less free space than this, in bytes, the host of an image counts as full.
+const HOST_FREE_MIN: u64 = 4 << 20;
 /// Attempts to unmount: a lookup in progress, by udev or by a desktop that opens new mounts, keeps
 /// the mount busy for a moment.
 const UNMOUNT_ATTEMPTS: u32 = 40;
@@ -150,10 +153,12 @@ pub struct Opened {
 
 /// Opens the file system of an image with the mount options. If the host lacks the space to replay
 /// the log, opens it read-only instead, which writes nothing. Then `words` becomes read-only and
-/// the result has a notice.
+/// the result has a notice. For a server that replaces another one this is an error: it has to make
+/// changes again.
 pub fn open(path: &Path, words: &mut MountWords, extra: Extra) -> Result<Opened> {
+    let replaces = extra.life.as_ref().is_some_and(Life::is_second);
     let refused = match open_as(path, words, extra.clone()) {
-        Err(e) if !words.read_only && is_host_full(&e) => e,
+        Err(e) if !words.read_only && !replaces && is_host_full(&e) => e,
         opened => {
             key::forget();
             return opened;
@@ -178,6 +183,19 @@ fn is_host_full(e: &anyhow::Error) -> bool {
         Some(kedgefs::Error::Engine(e)) => e.is_host_full(),
         _ => false,
     }
+}
+
+/// Whether the cause of an error may pass by itself: the file system of the image has no space, or
+/// the system lacks memory, threads or descriptors.
+pub(crate) fn may_pass(e: &anyhow::Error, image: &Path) -> bool {
+    let of = |cause: &(dyn std::error::Error + 'static)| {
+        if let Some(e) = cause.downcast_ref::<kedgefs::Error>() {
+            return os::may_pass(&io::Error::from_raw_os_error(e.errno()));
+        }
+        cause.downcast_ref::<io::Error>().is_some_and(os::may_pass)
+    };
+    // On a full host the log may have failed, and then other calls fail with EIO.
+    e.chain().any(of) || host_free(image).is_some_and(|free| free < HOST_FREE_MIN)
 }
 
 /// The free bytes of the file system that holds an image file; `None` if the image is not a file.

@@ -18,7 +18,7 @@ use crate::background;
 use crate::engine;
 use crate::handover::{self, Handovers};
 use crate::image;
-use crate::kept_server::{CLOSED, End, KeptServer, LEAVE, LEFT, Launch, REFUSED, RELEASED, WAITS};
+use crate::kept_server::{CLOSED, End, KeptServer, LEAVE, LEFT, Launch, MAY_PASS, REFUSED, RELEASED, WAITS};
 use crate::key::{self, ImageKey};
 use crate::offer::Program;
 use crate::options::MountWords;
@@ -26,7 +26,7 @@ use crate::os::{self, TerminationSignals};
 use crate::serve::{Mount, in_foreground_kept, unmount_on_signal};
 use crate::syslog;
 use crate::usage::Usage;
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use kedge_base::{Clock, SystemClock};
 use kedge_device::Device;
 use kedge_fuse::keep::{Area, Life, sentinel};
@@ -35,7 +35,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::Signal;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -44,15 +44,18 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Servers that may die in sequence, each before it serves.
+/// Servers that may end in sequence, each before it serves, for a reason that does not pass.
 const FAILED_STARTS_MAX: u32 = 5;
+/// The pause before another server is started in place of one that has reported an error.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Time limit for a new program, from its start until it waits for its turn.
 const START_PATIENCE: Duration = Duration::from_secs(20);
 /// Time limit for the old server to leave. It first makes everything durable.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(60);
 /// Time limit for the new server to serve. After a handover there is little to recover.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long the system may lack a process or memory for a new server.
+/// How long the system may lack a process or memory for the first server, and for a later one until
+/// the attempts become rare.
 const SHORTAGE_PATIENCE: Duration = Duration::from_secs(10);
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(20);
 const DIED: &str = "the server died, or the mount ended, before the handover";
@@ -203,21 +206,6 @@ impl Successor {
     }
 }
 
-/// Starts a server. If the system lacks a process or memory for it, tries again for a while.
-fn start_patiently(program: &Program, launch: &Launch) -> Result<KeptServer> {
-    let clock = SystemClock::default();
-    let begun = clock.monotonic();
-    loop {
-        match KeptServer::start(program, launch) {
-            Err(e) if os::is_shortage(&e) && clock.since(begun) < SHORTAGE_PATIENCE => {
-                tracing::warn!("{e:#}; trying again");
-                clock.sleep(SHORTAGE_PAUSE);
-            }
-            started => return started,
-        }
-    }
-}
-
 /// An event while a server serves.
 enum Event {
     /// The server begins to end.
@@ -263,7 +251,7 @@ impl Keeper {
         let mut before: Option<Program> = None;
         let mut waiting: Option<KeptServer> = None;
         loop {
-            let is_new = before.is_some();
+            let (is_new, is_first) = (before.is_some(), first.is_some());
             let mut begun = |program: &Program| -> Result<()> {
                 if let Some((live, serves)) = first.take() {
                     serves().context("start a thread")?;
@@ -272,7 +260,8 @@ impl Keeper {
                 self.handovers.serves(program.version(), is_new);
                 Ok(())
             };
-            let server = waiting.take().map_or_else(|| start_patiently(&program, launch), Ok)?;
+            let server =
+                waiting.take().map_or_else(|| self.start_patiently(&program, launch, is_first), Ok)?;
             let patience = is_new.then_some(PATIENCE);
             let Ended { end, served, successor } =
                 self.one_server(server, &program, patience, launch, &mut begun)?;
@@ -296,8 +285,13 @@ impl Keeper {
                     if successor.is_some() {
                         self.handovers.fail(DIED.to_owned());
                     }
-                    failed_starts = if served { 0 } else { failed_starts + 1 };
-                    if let Some(code) = self.is_over(end, failed_starts, first.is_some(), launch)? {
+                    failed_starts = match end {
+                        _ if served => 0,
+                        End::Refused { may_pass: true, .. } => failed_starts,
+                        _ => failed_starts + 1,
+                    };
+                    let is_first = first.is_some();
+                    if let Some(code) = self.is_over(end, (served, failed_starts), is_first, launch)? {
                         return Ok(code);
                     }
                 }
@@ -305,32 +299,87 @@ impl Keeper {
         }
     }
 
+    /// Starts a server. If the system lacks a process or memory for it, tries again: for the first
+    /// server for a while, for a later one as long as the mount lasts.
+    fn start_patiently(&self, program: &Program, launch: &Launch, is_first: bool) -> Result<KeptServer> {
+        let clock = SystemClock::default();
+        let begun = clock.monotonic();
+        loop {
+            let pause = match clock.since(begun) < SHORTAGE_PATIENCE {
+                true => SHORTAGE_PAUSE,
+                false if is_first => return KeptServer::start(program, launch),
+                false => RETRY_PAUSE,
+            };
+            match KeptServer::start(program, launch) {
+                Err(e) if os::is_shortage(&e) && !self.is_cut_within(pause)? => {
+                    tracing::warn!("{e:#}; trying again");
+                }
+                started => return started,
+            }
+        }
+    }
+
     /// Decides whether the mount ends with its server. Returns its exit code then, or an error.
-    fn is_over(&self, end: End, starts: u32, is_first: bool, launch: &Launch) -> Result<Option<ExitCode>> {
-        let signal = match end {
+    /// Otherwise returns when the next server may be started. `starts`: the number of servers up to
+    /// this one that have ended before they served, for reasons that do not pass.
+    fn is_over(
+        &self,
+        end: End,
+        (served, starts): (bool, u32),
+        is_first: bool,
+        launch: &Launch,
+    ) -> Result<Option<ExitCode>> {
+        let why = match &end {
             End::Exited(status) if status.success() => return Ok(Some(ExitCode::SUCCESS)),
-            End::Exited(status) => bail!("the server of {} ended: {status}", launch.dir.display()),
-            End::Refused(why) => return Err(anyhow!(why)),
             End::Left if self.is_released() => return Ok(Some(ExitCode::SUCCESS)),
             End::Left => return Ok(None),
-            End::Died { signal } => signal,
+            End::Exited(status) => format!("the server of {} ended: {status}", launch.dir.display()),
+            End::Refused { why, .. } => why.clone(),
+            End::Died { signal } if self.is_released() => {
+                bail!(
+                    "the server of {} died of signal {signal} after it had closed the image",
+                    launch.dir.display()
+                );
+            }
+            End::Died { signal } => {
+                let deaths = self.area.note_death(*signal);
+                let name = Signal::from_named_raw(*signal).map(|s| format!("{s:?}")).unwrap_or_default();
+                tracing::warn!(deaths = deaths.deaths, "the server died of signal {signal} {name}");
+                if is_first {
+                    bail!("the server died of signal {signal} before the mount was live");
+                }
+                format!("it died of signal {signal}")
+            }
         };
-        if self.is_released() {
-            bail!(
-                "the server of {} died of signal {signal} after it had closed the image",
-                launch.dir.display()
-            );
-        }
-        let deaths = self.area.note_death(signal);
-        let name = Signal::from_named_raw(signal).map(|s| format!("{s:?}")).unwrap_or_default();
-        tracing::warn!(deaths = deaths.deaths, "the server died of signal {signal} {name}");
-        if is_first {
-            bail!("the server died of signal {signal} before the mount was live");
+        // A released image cannot be opened again.
+        if is_first || self.is_released() {
+            bail!("{why}");
         }
         if starts >= FAILED_STARTS_MAX {
-            bail!("{starts} servers died one after another before they served");
+            bail!("{starts} servers ended one after another before they served; the last one: {why}");
+        }
+        if !matches!(end, End::Died { .. }) {
+            if self.is_cut_within(RETRY_PAUSE)? {
+                bail!("{why}");
+            }
+            match served {
+                true => drop(self.area.note_death(0)),
+                false => self.area.note_failed_start(),
+            }
+            tracing::warn!("programs wait, and another server is started: {why}");
         }
         Ok(None)
+    }
+
+    /// Waits until the kernel has ended the connection, as it does when the mount has ended, or
+    /// until `patience` is over. Returns whether the connection has ended.
+    fn is_cut_within(&self, patience: Duration) -> Result<bool> {
+        let patience = Timespec::try_from(patience)?;
+        let mut fds = [PollFd::new(&self.connection, PollFlags::empty())];
+        match poll(&mut fds, Some(&patience)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(fds[0].revents().contains(PollFlags::ERR)),
+            Err(e) => Err(e).context("wait for the end of the mount"),
+        }
     }
 
     /// Makes a waiting server the mount's server, and watches it until its end.
@@ -493,7 +542,8 @@ pub fn serve(mount: &Mount<'_>, fds: KeptFds, keep_stderr: bool) -> Result<ExitC
     let [connection, area] = [fds.connection, fds.area].map(os::inherited);
     let (connection, area) = (connection.context("the connection")?, area.context("the memory")?);
     die_of_panics();
-    background::run(keep_stderr, |live| {
+    let may_pass = Cell::new(false);
+    let served = background::run(keep_stderr, |live| {
         let area = Area::inherited(area).context("go on with the keeper's memory")?;
         handover::await_turn()?;
         let life = Life::begin(area);
@@ -501,8 +551,11 @@ pub fn serve(mount: &Mount<'_>, fds: KeptFds, keep_stderr: bool) -> Result<ExitC
         words.switches.add(&life.options().context("go on with the options")?);
         let file = life.image().map(os::inherited).transpose().context("the image's file")?;
         let mount = Mount { words: &words, extra: mount.extra.clone(), ..*mount };
-        in_foreground_kept(&mount, connection, life, file, live).map(|()| ExitCode::SUCCESS)
-    })
+        in_foreground_kept(&mount, connection, life, file, live)
+            .map(|()| ExitCode::SUCCESS)
+            .inspect_err(|e| may_pass.set(engine::may_pass(e, mount.image)))
+    });
+    if may_pass.get() { served.map(|_| ExitCode::from(MAY_PASS)) } else { served }
 }
 
 /// Makes a panic of any thread abort the process before its stack unwinds. Unwinding would send

@@ -47,6 +47,10 @@ pub(crate) const RELEASED: &str = "released";
 /// The exit status of a server that has left.
 pub(crate) const HANDED_OVER: u8 = 120;
 
+/// The exit status of a server that did not serve for a reason that may pass, such as a lack of
+/// space. An older keeper takes it for any failure.
+pub(crate) const MAY_PASS: u8 = 121;
+
 /// The parameters with which servers of a mount are started.
 pub(crate) struct Launch {
     pub image: PathBuf,
@@ -69,7 +73,10 @@ pub(crate) enum End {
     /// The server has left after a handover.
     Left,
     /// The server has reported why it does not serve.
-    Refused(String),
+    Refused {
+        why: String,
+        may_pass: bool,
+    },
 }
 
 impl End {
@@ -79,7 +86,7 @@ impl End {
             End::Died { signal } => format!("it died of signal {signal} before it served"),
             End::Exited(status) => format!("it ended before it served: {status}"),
             End::Left => "it left before it served".to_owned(),
-            End::Refused(why) => why.clone(),
+            End::Refused { why, .. } => why.clone(),
         }
     }
 }
@@ -231,7 +238,7 @@ impl KeptServer {
         }
         let status = self.child.wait().context("wait for a server")?;
         Ok(match (status.signal(), self.refused.take()) {
-            (_, Some(why)) => End::Refused(why),
+            (_, Some(why)) => End::Refused { why, may_pass: status.code() == Some(MAY_PASS.into()) },
             (Some(signal), None) => End::Died { signal },
             (None, None) if self.served && status.code() == Some(HANDED_OVER.into()) => End::Left,
             (None, None) => End::Exited(status),

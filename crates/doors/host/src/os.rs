@@ -134,6 +134,15 @@ pub(crate) fn is_shortage(e: &anyhow::Error) -> bool {
     matches!(errno, Some(libc::EAGAIN | libc::ENOMEM | libc::ENFILE))
 }
 
+/// Whether the cause of an error may pass by itself: a lack of memory, threads or descriptors, or
+/// of space in a file system, also by a quota.
+pub(crate) fn may_pass(e: &io::Error) -> bool {
+    use io::ErrorKind::{OutOfMemory, QuotaExceeded, StorageFull, WouldBlock};
+    // The kinds are those of ENOMEM, EDQUOT, ENOSPC and EAGAIN.
+    matches!(e.kind(), OutOfMemory | QuotaExceeded | StorageFull | WouldBlock)
+        || e.raw_os_error() == Some(libc::ENFILE)
+}
+
 /// Takes ownership of a descriptor that this process has inherited, and sets close-on-exec. Must be
 /// called at most once for each descriptor, at the start of the process.
 pub fn inherited(fd: i32) -> io::Result<OwnedFd> {

@@ -7,8 +7,10 @@ use crate::parent_of;
 use kedge_base::spawn_named;
 use kedge_fuse::keep::INJECTS;
 use rustix::process::{Signal, kill_process};
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
 /// The next server opens the file that was mounted, even if another file has its name by then.
@@ -143,4 +145,70 @@ fn a_keeper_that_can_start_no_process_tries_again() {
     assert_eq!(fs::read(place.path("mnt/a")).unwrap(), b"told");
     assert_eq!(keeper(&place)["deaths"], 1);
     place.unmount_and_check("disk.kedge");
+}
+
+/// A small file system for an image that has a larger size. Unmounted when it is dropped.
+struct Host<'a>(&'a Place);
+
+impl Host<'_> {
+    fn new(place: &Place, mib: usize) -> Host<'_> {
+        fs::create_dir(place.path("host")).unwrap();
+        let size = format!("size={mib}M");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &size, "none"]).arg(place.path("host"));
+        assert!(mount.status().unwrap().success(), "mount a tmpfs");
+        Host(place)
+    }
+
+    fn fill(&self) {
+        let mut filler = File::create(self.0.path("host/filler")).unwrap();
+        let full = std::iter::repeat_with(|| filler.write_all(&[0; 4096])).find_map(Result::err).unwrap();
+        assert_eq!(full.raw_os_error(), Some(libc::ENOSPC));
+    }
+}
+
+impl Drop for Host<'_> {
+    fn drop(&mut self) {
+        for dir in ["mnt", "host"] {
+            if let Err(e) = Command::new("umount").args(["-q", "-l"]).arg(self.0.path(dir)).status() {
+                eprintln!("umount {dir}: {e}");
+            }
+        }
+    }
+}
+
+/// The next server cannot recover the image, or cannot make the changes again, because the file
+/// system of the image is full. Programs wait until it is not.
+#[test]
+fn a_full_host_of_the_image_delays_the_next_server() {
+    const UNSYNCED: usize = 8 << 20;
+    needs_fuse!(root: "only root can mount a small file system");
+    for names in [0, 3000] {
+        let place = Place::new();
+        let host = Host::new(&place, 96);
+        place.run("mount --create 1G -o keeper host/disk.kedge mnt").ok();
+        // Recovery writes the nodes of these names.
+        for n in 0..names {
+            File::create(place.path(&format!("mnt/{n}"))).unwrap();
+        }
+        fs::write(place.path("mnt/synced"), "kept").unwrap();
+        File::open(place.path("mnt/synced")).unwrap().sync_all().unwrap();
+        fs::write(place.path("mnt/unsynced"), vec![b'u'; UNSYNCED]).unwrap();
+        host.fill();
+        kill_process(server(&place), Signal::KILL).unwrap();
+        let file = place.path("mnt/unsynced");
+        let reads = spawn_named("reads", move || fs::read(file)).unwrap();
+        std::thread::sleep(Duration::from_secs(3));
+        assert!(!reads.is_finished(), "{names} names: {:?}", reads.join().map(|read| read.map(drop)));
+        fs::remove_file(place.path("host/filler")).unwrap();
+        let read = reads.join().unwrap().unwrap();
+        assert!(read == vec![b'u'; UNSYNCED], "{names} names: what was acknowledged is there");
+        assert_eq!(fs::read(place.path("mnt/synced")).unwrap(), b"kept");
+        assert_eq!(fs::read_dir(place.path("mnt")).unwrap().count(), names + 2);
+        fs::write(place.path("mnt/later"), "written").unwrap();
+        let keeper = keeper(&place);
+        assert_eq!(keeper["deaths"], 1, "{keeper}");
+        assert!(keeper["failed_starts"].as_u64().unwrap() > 0, "{keeper}");
+        place.unmount_and_check("host/disk.kedge");
+    }
 }

@@ -3,7 +3,7 @@
 use crate::abi::{InHeader, ioctl};
 use crate::args::Args;
 use crate::atomics::{Atomics, Taken};
-use crate::errno::Errno;
+use crate::errno::{Answer, Errno};
 use crate::ops::Ops;
 use crate::parking::Job;
 use crate::server::Server;
@@ -11,8 +11,9 @@ use crate::settle::{SettledJob, Then};
 use crate::transport::{Reply, Request};
 use crate::tree_limits::LimitCall;
 use crate::trees::TreeCall;
-use crate::{abi, control, flags};
+use crate::{abi, caller, control, flags};
 use kedgefs::Ino;
+use kedgefs::acl::{self, Acl};
 use std::sync::atomic::Ordering;
 use zerocopy::FromZeros;
 
@@ -108,6 +109,23 @@ impl<O: Ops> Server<O> {
         }
     }
 
+    /// Begins an atomic write. The kernel does not send whether the descriptor is open for writing,
+    /// so the caller needs the right to write to the file.
+    fn start_atomic(&self, header: &InHeader) -> Answer<abi::IoctlOut> {
+        let ino = Ino(header.nodeid);
+        let attr = self.ops.getattr(ino)?;
+        let list = match self.acls.load(Ordering::Relaxed) {
+            true => match self.ops.getxattr(ino, acl::ACCESS) {
+                Ok(bytes) => Acl::decode(&bytes),
+                Err(kedgefs::Error::NoXattr) => None,
+                Err(e) => return Err(e.into()),
+            },
+            false => None,
+        };
+        let user = caller::writer(header, &attr, list.as_ref()).ok_or(Errno(libc::EACCES))?;
+        self.atomics.start(&*self.ops, header, user)
+    }
+
     /// Serves the ioctls of F2FS: see [`crate::atomics`].
     fn atomic(&self, cmd: u32, header: &InHeader, reply: Reply) {
         let ino = Ino(header.nodeid);
@@ -121,7 +139,7 @@ impl<O: Ops> Server<O> {
             ioctl::F2FS_GET_FEATURES => {
                 reply.finish(Ok::<_, Errno>(Atomics::features(&*self.ops, header)));
             }
-            ioctl::F2FS_START_ATOMIC_WRITE => reply.finish(self.atomics.start(&*self.ops, header)),
+            ioctl::F2FS_START_ATOMIC_WRITE => reply.finish(self.start_atomic(header)),
             _ => match self.atomics.take(header) {
                 Ok(taken) => self.end_atomic(cmd, taken, ino, reply),
                 Err(e) => reply.err(e.0),

@@ -161,7 +161,8 @@ impl<O: Ops> Server<O> {
             0 => RenameMode::Replace,
             NOREPLACE => RenameMode::NoReplace,
             EXCHANGE => RenameMode::Exchange,
-            // The kernel has checked for CAP_MKNOD.
+            // Any caller that may rename may make a whiteout, as in the kernel's file systems since
+            // Linux 5.8: no driver has the device number 0. Older kernels check for CAP_MKNOD.
             flags if flags & !NOREPLACE == WHITEOUT => {
                 RenameMode::Whiteout { owner: Self::owner(request)?, replace: flags & NOREPLACE == 0 }
             }

@@ -102,11 +102,15 @@ fields!(
         // Not 0 if the keeper gives the image up when its server has closed it at the end of the
         // mount.
         releases: u64,
+        // The last life, if it has not noted anything in the journal. The next server begins that
+        // life again. Another number, such as 0, means that there is no such life.
+        starting: u64,
     }
 );
 fields!(
-    /// The deaths of servers that the keeper has observed.
-    pub Deaths = 32 { deaths: u64, signal: u32, padding: u32, at_ns: u64, unused: u64 }
+    /// The deaths of servers that the keeper has observed. `failed_starts` counts servers that
+    /// reported why they cannot serve, or ended by an error, and were replaced.
+    pub Deaths = 32 { deaths: u64, signal: u32, padding: u32, at_ns: u64, failed_starts: u64 }
 );
 
 /// The offset of a field of [`Head`].
@@ -221,6 +225,12 @@ impl Area {
             Deaths { deaths: before.deaths + 1, signal: signal.cast_unsigned(), at_ns: now_ns(), ..before };
         self.put(DEATHS_AT, deaths.as_bytes());
         deaths
+    }
+
+    /// Notes that a server could not serve, and that another one will be started.
+    pub fn note_failed_start(&self) {
+        let at = DEATHS_AT + std::mem::offset_of!(Deaths, failed_starts) as u64;
+        self.store(at, self.deaths().failed_starts + 1);
     }
 
     /// How long requests waited during the last handover.

@@ -266,6 +266,15 @@ impl Journal {
         area.put(start(place.half) + place.at + MARK_AT, mark.as_bytes());
     }
 
+    /// Replaces the mark of an entry, before a later life gets the cut-off's place of the mark's
+    /// life, by a mark of `life` that says the same. If the process dies during this store, the
+    /// life may still be the old one; its cut-off is not below `Lsn(0)` and not beyond `u64::MAX`,
+    /// so the mark still says the same.
+    pub(crate) fn renew_mark(area: &Area, entry: &Entry, life: u64, durable: bool) {
+        let (end, ino) = (if durable { Lsn(0) } else { Lsn(u64::MAX) }, entry.head.mark.ino);
+        Journal::mark(area, entry.place, life, end, (ino != 0).then_some(Ino(ino)));
+    }
+
     /// Notes that the change is made or refused. Must be called before the reply.
     pub(crate) fn finish(&self, place: Place, outcome: Outcome) {
         self.area.put(start(place.half) + place.at + OUTCOME_AT, outcome.as_bytes());

@@ -61,12 +61,18 @@ pub struct Life {
 }
 
 impl Life {
-    /// Begins a life with the area that the keeper has made.
+    /// Begins a life with the area that the keeper has made. A life that ended before it noted
+    /// anything in the journal is begun again: only [`area::LIVES`] lives have a cut-off, and the
+    /// keeper starts any number of servers while the image cannot be opened, for example for lack
+    /// of space on its host.
     pub fn begin(area: Area) -> Life {
         let head: Head = area.read(0);
-        let number = head.life + 1;
+        let again =
+            head.life > 1 && head.starting == head.life && !steps::is_broken(steps::Broken::LivesUsedUp);
+        let number = if again { head.life } else { head.life + 1 };
         area.store(cutoff_at(number), 0);
         area.store(at!(life), number);
+        area.store(at!(starting), number);
         steps::begin(number);
         Life { area: Arc::new(area), number }
     }
@@ -148,6 +154,8 @@ thread_local! {
 impl Kept {
     pub(crate) fn start(life: &Life) -> io::Result<Kept> {
         let Life { area, number } = life.clone();
+        // From now on the journal may have marks of this life, so it is never begun again.
+        area.store(at!(starting), 0);
         let head: Head = area.read(0);
         let deaths = area.deaths();
         let crashed = !head.is_handed_over(&deaths)

@@ -22,6 +22,12 @@ pub(crate) enum Broken {
     OrphanDropped,
     /// All writes are redone, even with bytes that have newer values.
     OlderValueAgain,
+    /// Times are redone that are older than those of a later, durable change of the content.
+    OlderTimeAgain,
+    /// The bits that a redone change of content clears are cleared after it.
+    BitsClearedLate,
+    /// Marks of old lives are not renewed, and each start of a server takes a life.
+    LivesUsedUp,
     /// The journal is freed although the redone changes are not durable, and a resent fsync returns
     /// at once.
     UnforcedIsDurable,

@@ -270,6 +270,7 @@ fn note_pause(area: &Area, deaths: &Deaths, redone: u64, life: &Life) -> Value {
         "pauses": counted(&head.pauses),
         "redone": head.redone,
         "refused": head.poisoned,
+        "failed_starts": deaths.failed_starts,
         "handovers": head.handovers,
         "handover_last_ms": head.handover_last_ns / 1_000_000,
         "handover_max_ms": head.handover_max_ns / 1_000_000,

@@ -645,6 +645,47 @@ fn a_server_that_dies_while_it_makes_changes_again_has_not_served() {
     assert_eq!(reported, [false, false, true]);
 }
 
+/// Whether the changes are made again after many servers that could not: half of them do not reach
+/// the journal, and the others end while they redo the first change.
+fn survives_many_failed_starts() -> bool {
+    let mut world = World::new();
+    // Some entries have a durable record, and the others have none.
+    world.done(op::MKDIR, "dir", &named(MkdirIn { mode: 0o700, umask: 0 }.as_bytes(), &["new"]));
+    world.done(op::WRITE, "a", &write(0, b"later"));
+    let before = world.tree();
+    world.end_thread();
+    for attempt in 0..2 * (area::LIVES + 3) {
+        world.device = Arc::new(world.device.fork());
+        let (life, fs) = begin(&world.device, &world.area);
+        if attempt % 2 == 0 {
+            continue;
+        }
+        let (wire, options) = (Arc::new(Wire::default()), FuseOptions::default());
+        let (server, _jobs) = Server::new(Arc::new(fs), wire, options, Value::Null, Box::new(|| ()));
+        die_at(Step::Redone, Box::new(|| ()));
+        let ended = catch_unwind(AssertUnwindSafe(|| server.resume(&life).map(drop)));
+        die_at(Step::Never, Box::new(|| ()));
+        if ended.is_ok_and(|redone| redone.is_err()) {
+            return false;
+        }
+    }
+    world.next_life();
+    world.tree() == before
+}
+
+#[test]
+fn any_number_of_servers_may_fail_to_start() {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| ()));
+    let survives = survives_many_failed_starts();
+    break_rule(Broken::LivesUsedUp);
+    let used_up = !survives_many_failed_starts();
+    break_rule(Broken::Nothing);
+    std::panic::set_hook(hook);
+    assert!(survives);
+    assert!(used_up, "a life for each start is not caught");
+}
+
 /// Returns the content of an unlinked open file after two deaths.
 fn unlinked_file() -> Option<Vec<u8>> {
     let mut world = World::new();
@@ -773,6 +814,81 @@ fn times_that_a_program_has_seen_stay() {
     let before = seen(&world);
     world.next_life();
     assert_eq!(seen(&world), before);
+}
+
+/// Times of a file before and after a death. They were set before a change of its content whose
+/// record is durable.
+fn times_before_a_durable_change((opcode, body): (u32, &[u8])) -> [[kedgefs::Timespec; 3]; 2] {
+    let mut world = World::new();
+    let valid = fattr::ATIME | fattr::MTIME;
+    let old = SetattrIn { valid, atime: 900, mtime: 1000, ..SetattrIn::default() };
+    world.done(op::SETATTR, "a", &setattr(old));
+    world.done(opcode, "a", body);
+    world.fs.sync().unwrap();
+    let seen = |world: &World| {
+        let attr = world.fs.getattr(Ino(world.ino("a"))).unwrap();
+        [attr.atime, attr.mtime, attr.ctime]
+    };
+    let before = seen(&world);
+    world.next_life();
+    [before, seen(&world)]
+}
+
+#[test]
+fn times_of_a_durable_change_of_content_stay() {
+    let size = setattr(SetattrIn { valid: fattr::SIZE, size: 5, ..SetattrIn::default() });
+    let allocation = fallocate(0, 0, 50_000);
+    for change in [(op::SETATTR, &size[..]), (op::FALLOCATE, &allocation)] {
+        let [before, after] = times_before_a_durable_change(change);
+        assert_eq!((before[0].sec, before[1].sec == 1000), (900, false));
+        assert_eq!(after, before, "{}", op_name(change.0));
+        break_rule(Broken::OlderTimeAgain);
+        let [before, after] = times_before_a_durable_change(change);
+        break_rule(Broken::Nothing);
+        assert_ne!(after[1], before[1], "an older time is not caught");
+    }
+}
+
+/// Whether a file whose content was changed has set-id bits. Its server dies, the next one dies
+/// when it has made the change again and the log was forced, and then the machine fails.
+fn bits_survive(opcode: u32) -> bool {
+    let mut world = World::new();
+    let shrink = shrink_set_id(&world);
+    let write = WriteIn { size: 1, write_flags: abi::WRITE_KILL_SUIDGID, ..WriteIn::default() };
+    let body = if opcode == op::WRITE { [write.as_bytes(), b"!"].concat() } else { shrink };
+    // Frees the journal.
+    world.next_life();
+    world.done(opcode, "dir/x", &body);
+    world.end_thread();
+    world.device = Arc::new(world.device.fork());
+    let (life, fs) = begin(&world.device, &world.area);
+    let (wire, options) = (Arc::new(Wire::default()), FuseOptions::default());
+    let (server, _jobs) = Server::new(Arc::new(fs.clone()), wire, options, Value::Null, Box::new(|| ()));
+    die_at(Step::Made, Box::new(move || fs.sync().unwrap()));
+    let died = catch_unwind(AssertUnwindSafe(|| server.resume(&life).map(drop))).is_err();
+    die_at(Step::Never, Box::new(|| ()));
+    assert!(died, "the change is made again");
+    let clock = Arc::new(SystemClock::default());
+    let fs =
+        FileSystem::open(Arc::new(world.device.fork()), clock, MountOptions::default()).expect("recovers");
+    let dir = fs.lookup(Ino::ROOT, b"dir").unwrap().ino;
+    let attr = fs.lookup(dir, b"x").unwrap();
+    let mut first = [0];
+    fs.read_uncached(attr.ino, 0, &mut first).unwrap();
+    assert!(attr.size == 6000 || first == *b"!", "the content is durable");
+    attr.mode & 0o6000 != 0
+}
+
+#[test]
+fn set_id_bits_do_not_survive_a_second_death() {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| ()));
+    let survive = [op::SETATTR, op::WRITE].map(bits_survive);
+    break_rule(Broken::BitsClearedLate);
+    let broken = [op::SETATTR, op::WRITE].map(bits_survive);
+    break_rule(Broken::Nothing);
+    std::panic::set_hook(hook);
+    assert_eq!((survive, broken), ([false; 2], [true; 2]));
 }
 
 #[test]

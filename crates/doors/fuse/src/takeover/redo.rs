@@ -17,7 +17,8 @@
 //!   machine fails during this work.
 //! - **Times** ([`Rule::Times`]): redone in order, together with the content. A record of a
 //!   directory includes all times that were set before it, so those are not redone if such a record
-//!   is durable.
+//!   is durable. If a later change of a file's content is durable, its time of modification is, too,
+//!   and only the access time is redone.
 //! - A change without outcome and mark has had no effect that a reply has shown. Its request is
 //!   resent and served like a new one. The same holds for an entry of content without an outcome:
 //!   no later change of the file can be in the journal, because the file's lock was held.
@@ -26,6 +27,12 @@
 //! A redone change gets the mark of its new record, by the same rule, with the number of the
 //! present life. Each life has its own cut-off. So the next server does the same work again,
 //! without the changes that have become durable. The journal is freed when everything is durable.
+//!
+//! # If a change cannot be redone
+//! The server ends with the error and leaves the journal, and the keeper starts the next server
+//! later. The cut-offs of the last [`LIVES`] lives are kept, so each server renews the marks of
+//! older lives ([`Journal::renew_mark`]). A life that did not recover the image is begun again
+//! ([`crate::keep::Life::begin`]).
 
 use super::class::{Class, Rule};
 use super::content::{self, Left};
@@ -36,7 +43,7 @@ use crate::failures::Failures;
 use crate::keep::answers::Answered;
 use crate::keep::area::{Head, LIVES};
 use crate::keep::journal::{BEGUN, DONE, Entry, Journal, REFUSED};
-use crate::keep::steps::{self, Broken};
+use crate::keep::steps::{self, Broken, Step};
 use crate::keep::{Kept, slot_of};
 use crate::ops::Ops;
 use crate::server::Server;
@@ -49,6 +56,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use zerocopy::{FromBytes, IntoBytes};
+
+/// The set-user-id and the set-group-id bit.
+const SET_ID: u32 = 0o6000;
 
 /// Receives the reply of a redone change.
 #[derive(Default)]
@@ -103,7 +113,11 @@ impl<O: Ops> Server<O> {
         kept.redoing.store(true, Relaxed);
         let mut found = Found { head, any: BTreeMap::new(), content: BTreeMap::new() };
         for entry in &entries {
-            if is_durable(entry, &found.head, kept.life)? {
+            let durable = is_durable(entry, &found.head, kept.life)?;
+            if is_old(entry, kept.life) {
+                Journal::renew_mark(&kept.area, entry, kept.life, durable);
+            }
+            if durable {
                 let noted = (entry.head.seq, entry.head.time());
                 found.any.extend(changed_by(entry).map(|ino| (ino, noted)));
                 if matches!(entry.head.opcode, op::SETATTR | op::FALLOCATE) && self.is_content(entry) {
@@ -182,10 +196,20 @@ impl<O: Ops> Server<O> {
             Rule::Times if later.is_some() && self.is_dir(node) => return Ok(false),
             _ => {}
         }
-        let number = (mark.ino != 0 && rule == Rule::Record(RecordOp::Create)).then_some(Ino(mark.ino));
         // A later, durable change of the content has set the times.
-        let newer = found.content.get(&node).filter(|(seq, _)| rule == Rule::Data && *seq > entry.head.seq);
+        let newer = found.content.get(&node).filter(|(seq, _)| *seq > entry.head.seq);
+        if newer.is_some() && !steps::is_broken(Broken::OlderTimeAgain) && !keep_newer_times(entry) {
+            return Ok(false);
+        }
+        let number = (mark.ino != 0 && rule == Rule::Record(RecordOp::Create)).then_some(Ino(mark.ino));
+        let newer = newer.filter(|_| rule == Rule::Data);
         let time = newer.map_or(entry.head.time(), |(_, time)| *time);
+        // As at the first time, the bits are cleared in a record before that of the content.
+        if later.is_none() && entry.head.outcome.mode != 0 && !steps::is_broken(Broken::BitsClearedLate) {
+            let witness = Witness { time: Some(time), number: None, committed: None };
+            let mode = entry.head.outcome.mode - 1;
+            witness::during(witness, || self.clear_bits(node, mode))?;
+        }
         for arguments in bodies(entry, left) {
             let request = Request { header, body: &arguments, token: 0 };
             let committed = marking(kept, entry.place, rule, header.opcode);
@@ -208,9 +232,10 @@ impl<O: Ops> Server<O> {
                     "{} of inode {node}, which a program knows is done, cannot be done again",
                     op_name(entry.head.opcode)
                 );
-                return Err(io::Error::other(format!("{what}: {}", io::Error::from_raw_os_error(error))));
+                return Err(because(&what, error));
             }
         }
+        steps::at(Step::Made, header.opcode);
         self.pin_nameless(kept, entry, true)?;
         if let Some((_, time)) = later {
             touched.insert(node, *time);
@@ -227,6 +252,20 @@ impl<O: Ops> Server<O> {
 
     fn is_dir(&self, node: u64) -> bool {
         self.ops.getattr(Ino(node)).is_ok_and(|attr| attr.kind == FileKind::Directory)
+    }
+
+    /// Clears the set-id bits that are not in the mode which a change has left.
+    fn clear_bits(&self, node: u64, mode: u32) -> io::Result<()> {
+        let what = || format!("the mode of inode {node}");
+        let attr = match self.ops.getattr(Ino(node)) {
+            Err(kedgefs::Error::NotFound) => return Ok(()),
+            attr => attr.map_err(|e| failed(&what(), &e))?,
+        };
+        if attr.mode & SET_ID & !mode != 0 {
+            let set = SetAttr { mode: Some(mode), before_append: true, ..SetAttr::default() };
+            self.ops.setattr(Ino(node), &set).map_err(|e| failed(&what(), &e))?;
+        }
+        Ok(())
     }
 
     /// Sets the mode that a change which clears set-user-id bits has left.
@@ -318,6 +357,19 @@ fn bodies(entry: &Entry, left: Option<Left>) -> Vec<Vec<u8>> {
     pieces.chain(zero.map(|offset| piece(offset, &[0]))).collect()
 }
 
+/// Removes the times that a later change of content has set from a SETATTR. Returns whether the
+/// request still sets anything.
+fn keep_newer_times(entry: &mut Entry) -> bool {
+    const NEWER: u32 = fattr::MTIME | fattr::MTIME_NOW | fattr::CTIME;
+    const SETS: u32 = fattr::MODE | fattr::UID | fattr::GID | fattr::SIZE | fattr::ATIME;
+    if entry.head.opcode != op::SETATTR {
+        return true;
+    }
+    let Ok((asked, _)) = abi::SetattrIn::mut_from_prefix(&mut entry.arguments) else { return true };
+    asked.valid &= !NEWER;
+    asked.valid & SETS != 0
+}
+
 /// Whether a change of size also sets owner or mode, which takes a second record.
 fn sets_more(entry: &Entry) -> bool {
     let more = fattr::MODE | fattr::UID | fattr::GID;
@@ -343,7 +395,21 @@ impl EntryOf {
 }
 
 fn failed(what: &str, e: &kedgefs::Error) -> io::Error {
-    io::Error::other(format!("after the death of a server: {what}: {e}"))
+    let kind = io::Error::from_raw_os_error(e.errno()).kind();
+    io::Error::new(kind, format!("after the death of a server: {what}: {e}"))
+}
+
+/// An error with a text whose kind is that of `errno`: the keeper starts the next server when a
+/// lack of space or memory may be over.
+fn because(what: &str, errno: i32) -> io::Error {
+    let cause = io::Error::from_raw_os_error(errno);
+    io::Error::new(cause.kind(), format!("{what}: {cause}"))
+}
+
+/// Whether the cut-off of the mark's life will soon be replaced by that of a later life.
+fn is_old(entry: &Entry, now: u64) -> bool {
+    let life = entry.head.mark.life;
+    life != 0 && life + LIVES as u64 / 2 <= now && !steps::is_broken(Broken::LivesUsedUp)
 }
 
 /// Whether recovery found the entry's record in the log.
