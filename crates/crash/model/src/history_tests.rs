@@ -5,6 +5,7 @@ use crate::disk::Disk;
 use crate::explore::{Plan, SearchOrder};
 use crate::model::MODELS;
 use crate::page::PAGE;
+use crate::trace::Space;
 use std::collections::BTreeSet;
 
 /// Random calls of a program, made from a seed.
@@ -361,6 +362,107 @@ fn a_cut_may_show_its_zeros_first() {
     }
 }
 
+/// A file of four pages `o`, a call on it, and a write of `n` to its first page.
+fn overwritten_after(call: impl Fn(u64) -> Call) -> Trace {
+    let disk = Disk::new();
+    disk.create("f").unwrap().write_at(0, &[b'o'; 4 * PAGE]).unwrap();
+    disk.settle();
+    let mut trace = disk.trace();
+    let ino = ino_of(&trace, b"f");
+    let like = trace.events.last().unwrap().clone();
+    let write = Call::Write { ino, offset: 0, data: vec![b'n'; PAGE], mapped: false };
+    trace.events.extend([call(ino), write].map(|call| crate::Event { call, errno: 0, ..like.clone() }));
+    trace
+}
+
+fn ino_of(trace: &Trace, wanted: &[u8]) -> u64 {
+    let ino = trace.events.iter().find_map(|e| match &e.call {
+        Call::Create { ino, name, .. } if name == wanted => Some(*ino),
+        _ => None,
+    });
+    ino.unwrap()
+}
+
+/// Whether the end of such a recording may be the old file with the new first page.
+fn may_have_the_page_alone(model: Model, call: impl Fn(u64) -> Call) -> bool {
+    let disk = Disk::new();
+    disk.create("f").unwrap().write_at(0, &[&[b'n'; PAGE][..], &[b'o'; 3 * PAGE]].concat()).unwrap();
+    let history = History::new(&overwritten_after(call), model);
+    history.every(*history.points().end()).states.contains(&disk.state().digest())
+}
+
+/// Observed on ext4 and XFS: fsync writes the page before it commits the truncate or hole.
+#[test]
+fn a_write_below_a_cut_persists_without_it() {
+    let (offset, len) = (PAGE as u64, 3 * PAGE as u64);
+    let calls: [(&str, fn(u64, u64, u64) -> Call); 5] = [
+        ("cut", |ino, size, _| Call::Truncate { ino, size }),
+        ("cut within the next page", |ino, at, _| Call::Truncate { ino, size: at + 100 }),
+        ("growth", |ino, _, len| Call::Truncate { ino, size: 4 * len }),
+        ("hole", |ino, offset, len| Call::Allocate { ino, how: Space::Punch, offset, len }),
+        ("zero range", |ino, offset, len| {
+            Call::Allocate { ino, how: Space::Zero { keep_size: true }, offset, len }
+        }),
+    ];
+    for (what, call) in calls {
+        for model in MODELS {
+            let found = may_have_the_page_alone(model, |ino| call(ino, offset, len));
+            assert_eq!(found, !["strict", "btrfs"].contains(&model.name), "{}: {what}", model.name);
+        }
+    }
+}
+
+/// A write to a block that was removed gets another one, which becomes a part of the file after the
+/// removal. A zero range of ext4 and KedgeFS keeps the blocks.
+#[test]
+fn a_write_inside_a_hole_needs_the_hole() {
+    let all = |how| move |ino| Call::Allocate { ino, how, offset: 0, len: 4 * PAGE as u64 };
+    for model in MODELS {
+        assert!(!may_have_the_page_alone(model, |ino| Call::Truncate { ino, size: 0 }), "{}", model.name);
+        assert!(!may_have_the_page_alone(model, all(Space::Punch)), "{}", model.name);
+        let keeps_blocks = !["strict", "btrfs", "xfs"].contains(&model.name);
+        let found = may_have_the_page_alone(model, all(Space::Zero { keep_size: true }));
+        assert_eq!(found, keeps_blocks, "{}", model.name);
+    }
+}
+
+/// The zeros past a cut, and at the edges of a hole, are in memory and go to the disk with the next
+/// write of their page.
+#[test]
+fn a_write_beside_a_cut_brings_the_zeros_of_its_page() {
+    let run = |disk: &Disk| {
+        disk.create("f").unwrap().write_at(0, &[b'o'; 2 * PAGE]).unwrap();
+        disk.settle();
+        let file = disk.open("f").unwrap();
+        file.set_len(600).unwrap();
+        file.write_at(0, &[b'n'; 100]).unwrap();
+        file.write_at(600, &[b'm'; 100]).unwrap();
+    };
+    for model in ["kedgefs", "ext4", "xfs", "posix"] {
+        let found = every_content(model, run);
+        assert!(found.contains("nom0o"), "{model}: the page came before the cut: {found:?}");
+        assert!(!found.contains("nomo"), "{model}: bytes of one page and no zeros: {found:?}");
+    }
+}
+
+/// The bytes below a cut are in the page that a later write of the same sector writes.
+#[test]
+fn a_sector_keeps_its_bytes_below_a_cut() {
+    let run = |disk: &Disk| {
+        disk.create("f").unwrap();
+        disk.settle();
+        let file = disk.open("f").unwrap();
+        file.write_at(0, &[b'a'; 300]).unwrap();
+        file.set_len(100).unwrap();
+        file.write_at(100, &[b'b'; 100]).unwrap();
+    };
+    for model in MODELS {
+        let found = every_content(model.name, run);
+        assert!(found.contains("ab"), "{}: {found:?}", model.name);
+        assert!(!found.contains("0b"), "{}: half a sector: {found:?}", model.name);
+    }
+}
+
 /// Observed on Btrfs after an fsync of the directory to which the file was moved.
 #[test]
 fn a_file_moved_to_another_directory_may_keep_its_old_name() {
@@ -494,11 +596,7 @@ fn an_msync_promises_its_range() {
     file.sync_all().unwrap();
     disk.sync("").unwrap();
     let mut trace = disk.trace();
-    let ino = trace.events.iter().find_map(|e| match &e.call {
-        Call::Create { ino, name, .. } if name == b"f" => Some(*ino),
-        _ => None,
-    });
-    let ino = ino.unwrap();
+    let ino = ino_of(&trace, b"f");
     let like = trace.events.last().unwrap().clone();
     let page = PAGE as u64;
     let mut push = |call: Call| {

@@ -6,6 +6,7 @@
 //! trace, kcr, vet       what the program did; its file; what an event may say
 //! model                 what each file system may lose
 //! split, edit, history  calls → edits → which sets of edits are legal
+//! spans                 values of ranges of pages or bytes
 //! state, sparse         a directory tree that is cheap to copy
 //! parts                 which edits change which part of the tree
 //! every                 all legal states of a short recording
@@ -56,6 +57,7 @@ pub mod report;
 mod run;
 mod shipped;
 mod shrink;
+mod spans;
 mod sparse;
 mod split;
 pub mod state;
