@@ -535,6 +535,39 @@ fn an_fsync_of_another_file() {
     }
 }
 
+/// Observed on ext4 and XFS where both writes come in one tick of the clock: the second one has no
+/// time stamp, so nothing makes its fsync commit the journal.
+#[test]
+fn an_fsync_of_a_write_in_place_persists_no_earlier_name() {
+    let run = |last: u64, datasync: bool| {
+        let disk = Disk::new();
+        disk.create("a").unwrap();
+        disk.create("f").unwrap().write_at(0, b"o").unwrap();
+        disk.settle();
+        let file = disk.open("f").unwrap();
+        file.write_at(0, b"n").unwrap();
+        file.sync_all().unwrap();
+        disk.rename("a", "b").unwrap();
+        file.write_at(last, b"m").unwrap();
+        if datasync { file.sync_data() } else { file.sync_all() }.unwrap();
+        disk.trace()
+    };
+    for model in MODELS {
+        let is_lost = |trace: &Trace| {
+            let history = History::new(trace, model);
+            let state = history.state(&Recipe::new(*history.points().end(), Pick::Durable));
+            state.find(b"b").is_none()
+        };
+        let is_total = model.order == Order::Total;
+        for datasync in [false, true] {
+            assert_eq!(is_lost(&run(0, datasync)), !is_total, "{}", model.name);
+        }
+        // A write that extends the file changes its size, and the log orders sizes and names.
+        let one_log = model.order == Order::Log;
+        assert_eq!(is_lost(&run(1, false)), !is_total && !one_log, "{}: a longer file", model.name);
+    }
+}
+
 #[test]
 fn an_fsync_that_failed_promises_nothing() {
     let disk = Disk::new();

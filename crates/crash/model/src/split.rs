@@ -338,10 +338,6 @@ impl Splitter {
     fn write(&mut self, ino: u64, offset: u64, data: &[u8]) {
         let Some(end) = offset.checked_add(data.len() as u64) else { return };
         let of: Arc<[u8]> = Arc::from(data);
-        if self.model.write_is_logged {
-            let needs = self.needs(ino, |k| [k.inode]);
-            self.push(Edit::Touch { ino }, needs);
-        }
         let mut at = offset;
         while at < end {
             let (page, skip) = (at / PAGE as u64, (at % PAGE as u64) as usize);
@@ -545,5 +541,5 @@ fn is_inside(edit: &Edit, ranges: Option<&[(u64, u64)]>) -> bool {
 
 /// Whether fdatasync may leave the edit out.
 fn is_soft(edit: &Edit) -> bool {
-    matches!(edit, Edit::Attr { .. } | Edit::Xattr { .. } | Edit::Touch { .. })
+    matches!(edit, Edit::Attr { .. } | Edit::Xattr { .. })
 }
