@@ -346,6 +346,33 @@ fn two_writes_in_one_page_are_independent_where_pages_are_torn() {
     }
 }
 
+/// The page that a size shows is written as a whole before the size, with the bytes of all writes.
+#[test]
+fn a_size_needs_all_bytes_of_its_page() {
+    let appended = |disk: &Disk| {
+        let file = disk.create("f").unwrap();
+        disk.settle();
+        file.write_at(0, &[b'a'; 512]).unwrap();
+        file.write_at(512, &[b'b'; 512]).unwrap();
+    };
+    let replaced = |disk: &Disk| {
+        old_file(disk);
+        let file = disk.open("f").unwrap();
+        file.write_at(0, b"a").unwrap();
+        file.write_at(1000, &[b'b'; 1024]).unwrap();
+        file.write_at(0, b"c").unwrap();
+        file.write_at(3000, &[b'd'; 100]).unwrap();
+    };
+    for model in ["strict", "kedgefs", "xfs", "btrfs"] {
+        assert_eq!(every_content(model, appended), set(&["", "a", "ab"]), "{model}");
+        let found = every_content(model, replaced);
+        let whole = |text: &&String| text.starts_with('c') || !text.contains('d') && !text.starts_with("o0");
+        assert!(found.iter().all(|text| whole(&text)), "{model}: {found:?}");
+        assert!(found.contains("c0b0d"), "{model}: {found:?}");
+    }
+    assert!(every_content("ext4", appended).contains("0b"), "no block is allocated");
+}
+
 /// Observed on ext4: the zeros past the new end are written before the journal has the new size.
 #[test]
 fn a_cut_may_show_its_zeros_first() {

@@ -47,7 +47,7 @@ pub struct Model {
     /// One line for the list of models.
     pub about: &'static str,
     pub order: Order,
-    /// A size that a write set needs the bytes that the write put into the page below that size.
+    /// A size that a write set needs the bytes that were written to its page below that size.
     pub size_needs_data: bool,
     /// As above, for a page that held bytes before, so that the write allocated no block. If unset,
     /// such a size needs only the write that allocated the block.

@@ -350,7 +350,7 @@ impl Splitter {
             self.of(ino).unflushed.push(n);
             at += take as u64;
             if at > self.of(ino).size {
-                self.grow(ino, at, n);
+                self.grow(ino, at);
             }
         }
     }
@@ -396,17 +396,31 @@ impl Splitter {
         }
     }
 
-    /// Adds the edit that extends the file to `size`, because of the write `data`.
-    fn grow(&mut self, ino: u64, size: u64, data: u32) {
+    /// Adds the edit that extends the file to `size`, because of a write that ends there.
+    fn grow(&mut self, ino: u64, size: u64) {
         let mut needs = self.needs(ino, |k| [k.barrier.or(k.inode)]);
-        let took_block = self.of(ino).took_block.get(&(size.saturating_sub(1) / PAGE as u64)).copied();
-        match self.model.size_needs_data {
-            true if self.model.size_in_old_block_needs_data => needs.push(data),
-            true => needs.extend(took_block),
+        let (model, last) = (self.model, size.saturating_sub(1));
+        let page = last / PAGE as u64;
+        let known = self.of(ino);
+        match model.size_needs_data {
+            true if model.size_in_old_block_needs_data => {
+                // The size before this one, if it is in the same page, needs the older bytes of the
+                // page. Without it the file's size is the same, so to need it forbids no state.
+                let before = known.grown.filter(|_| known.size.saturating_sub(1) / PAGE as u64 == page);
+                let sectors = ..=(last % PAGE as u64) as usize / SECTOR;
+                let newest = known.pages.get(&page).into_iter().flat_map(|newest| &newest[sectors]);
+                for n in newest.copied().flatten().filter(|n| before.is_none_or(|before| *n > before)) {
+                    if !needs.contains(&n) {
+                        needs.push(n);
+                    }
+                }
+                needs.extend(before);
+            }
+            true => needs.extend(known.took_block.get(&page).copied()),
             false => {}
         }
-        if self.model.size_in_order {
-            needs.extend(self.of(ino).grown);
+        if model.size_in_order {
+            needs.extend(known.grown);
         }
         let n = self.push(Edit::Grow { ino, size }, needs);
         let known = self.of(ino);
