@@ -49,11 +49,11 @@ impl Report {
         self.outcome.failing > 0 && self.outcome.failing == self.outcome.failing_early && in_recoveries == 0
     }
 
-    /// Whether at least one state was judged and none failed. [`Outcome::is_whole`] says whether
-    /// all states were tried.
+    /// Whether crash states were judged and none failed. [`Outcome::is_whole`] says whether all
+    /// states were tried.
     pub fn passed(&self) -> bool {
         let is_judged = self.again.as_ref().is_none_or(|again| again.broken.is_none());
-        !self.failed() && self.outcome.broken.is_none() && is_judged && self.outcome.states > 0
+        !self.failed() && self.outcome.broken.is_none() && is_judged && self.outcome.has_crash_states()
     }
 }
 

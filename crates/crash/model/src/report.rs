@@ -12,7 +12,7 @@ use crate::campaign::Report;
 use crate::describe::count;
 use crate::history::History;
 use crate::recoveries::Recoveries;
-use crate::run::Ended;
+use crate::run::{Ended, ONLY_COMPLETE};
 use crate::trace::Trace;
 use kedge_base::{is_acted_upon, printable};
 use serde_json::{Value, json};
@@ -66,6 +66,9 @@ impl Told<'_> {
         }
         if outcome.states == 0 {
             return "no verdict: the search ended before any state was judged".to_owned();
+        }
+        if outcome.failing == 0 && !outcome.has_crash_states() {
+            return ONLY_COMPLETE.to_owned();
         }
         match (outcome.failing, outcome.unreached) {
             (0, 0) => format!("no failure in {states} under {}", report.model.name),

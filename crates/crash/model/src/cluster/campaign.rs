@@ -28,10 +28,10 @@ impl ClusterReport {
         self.outcome.failing > 0 && self.outcome.failing == self.outcome.failing_early && in_recoveries == 0
     }
 
-    /// Whether at least one state was judged and none failed.
+    /// Whether crash states were judged and none failed.
     pub fn passed(&self) -> bool {
         let is_judged = self.again.as_ref().is_none_or(|again| again.broken.is_none());
-        !self.failed() && self.outcome.is_judged() && is_judged
+        !self.failed() && self.outcome.is_judged() && self.outcome.has_crash_states() && is_judged
     }
 }
 
