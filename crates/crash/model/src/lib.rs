@@ -79,7 +79,7 @@ pub use infer::InferChecker;
 pub use model::{DISKS, MODELS, Model, Order};
 pub use pattern::Pattern;
 pub use recipe::{Pick, Recipe, Torn};
-pub use recoveries::{FailingRecovery, Recoveries};
+pub use recoveries::{FailingRecovery, Recoveries, Refused};
 pub use run::{Budget, Case, Checker, Ended, Failure, Hear, Outcome, Phase, Progress, Search, Verdict};
 pub use shipped::{SHIPPED, Shipped, ShippedChecker};
 pub use state::State;

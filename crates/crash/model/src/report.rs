@@ -50,6 +50,7 @@ impl Told<'_> {
     pub fn verdict(&self) -> String {
         let of_search = self.verdict_of_search();
         match &self.report.again {
+            Some(again) if again.has_failed() && of_search == ONLY_COMPLETE => again.verdict(),
             Some(again) => format!("{of_search}; {}", again.verdict()),
             None => of_search,
         }

@@ -156,7 +156,7 @@ fn search(
     if let (true, Some(depth), Some(recorder)) = (is_sound, args.effort.again, recorder) {
         let recoveries = args.effort.again_recoveries.unwrap_or(RECOVERIES_DEFAULT);
         let again = Again { checker, recorder, depth, recoveries, budget, hear };
-        report.again = Some(again.run(trace, model));
+        report.again = Some(again.run(trace, model, &report.outcome));
     }
     shown.end();
     report
