@@ -282,9 +282,7 @@ impl Explainer<'_> {
                 None => calls.push((micro.event, vec![what])),
             }
         }
-        let whole = |event| {
-            self.history.of_event(event).all(|n| lost.binary_search(&n).is_ok())
-        };
+        let whole = |event| self.history.of_event(event).all(|n| lost.binary_search(&n).is_ok());
         let call = |(event, parts): (u32, Vec<&str>)| {
             // Without its directory entry a new file is invisible, whatever other parts of the call
             // are lost.

@@ -427,8 +427,11 @@ fn a_write_below_a_cut_persists_without_it() {
         ("cut within the next page", |ino, at, _| Call::Truncate { ino, size: at + 100 }),
         ("growth", |ino, _, len| Call::Truncate { ino, size: 4 * len }),
         ("hole", |ino, offset, len| Call::Allocate { ino, how: Space::Punch, offset, len }),
-        ("zero range", |ino, offset, len| {
-            Call::Allocate { ino, how: Space::Zero { keep_size: true }, offset, len }
+        ("zero range", |ino, offset, len| Call::Allocate {
+            ino,
+            how: Space::Zero { keep_size: true },
+            offset,
+            len,
         }),
     ];
     for (what, call) in calls {

@@ -43,7 +43,8 @@ impl<T: Copy> Spans<T> {
             return;
         }
         let touching = self.spans.range(..range.end).rev().take_while(|(_, (end, _))| *end > range.start);
-        let touching: Vec<(u64, u64, T)> = touching.map(|(start, (end, value))| (*start, *end, *value)).collect();
+        let touching: Vec<(u64, u64, T)> =
+            touching.map(|(start, (end, value))| (*start, *end, *value)).collect();
         for (start, end, value) in touching {
             self.spans.remove(&start);
             if start < range.start {

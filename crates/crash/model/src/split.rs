@@ -388,9 +388,10 @@ impl Splitter {
             return;
         }
         let all = pages_bytes(page..page + 1);
-        let blank: Vec<Range<u64>> = known.blank.within(all.clone()).collect();
+        let is_left = |zeros: &Range<u64>| zeros.start < written.start || zeros.end > written.end;
+        let blank: Vec<Range<u64>> = known.blank.within(all.clone()).filter(is_left).collect();
         known.blank.clear(all);
-        for zeros in blank.into_iter().filter(|zeros| zeros.start < written.start || zeros.end > written.end) {
+        for zeros in blank {
             let (at, len) = ((zeros.start % PAGE as u64) as usize, (zeros.end - zeros.start) as usize);
             self.bytes(ino, page, at, Slice { of: Arc::from(vec![0; len]), range: 0..len as u32 }, None);
         }
