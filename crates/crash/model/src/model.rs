@@ -84,8 +84,8 @@ pub struct Model {
 /// KedgeFS, as docs/CRASH_MODEL.md promises: G12 orders all metadata, G9 puts bytes before the size
 /// that shows them, G1 persists names. Bytes that overwrite others persist in any order before
 /// fsync, and before the record of a truncate, hole or zero range that left their block in place
-/// (`data::fallocate` of the engine). A truncate zeroes the rest of its page in memory, and the next
-/// write of the page writes these zeros.
+/// (`data::fallocate` of the engine). A truncate zeroes the rest of its page in memory, and the
+/// next write of the page writes these zeros.
 const KEDGEFS: Model = Model {
     name: "kedgefs",
     about: "KedgeFS: metadata in order, bytes before the size that shows them, fsync persists names",
