@@ -17,7 +17,7 @@ fn random_trace(seed: u64, calls: usize) -> Trace {
         let name = |rng: &mut SmallRng| ["a", "b", "c", "d/a", "d/b"][rng.random_range(0..5usize)];
         let path = name(&mut rng);
         // Most of these may fail in the current tree; a failed call changes nothing.
-        let _refused = match rng.random_range(0..10) {
+        let _refused = match rng.random_range(0..12) {
             0 | 1 => disk.create(path).map(|_| ()),
             2 | 3 => disk.open(path).and_then(|f| {
                 f.write_at(
@@ -30,6 +30,15 @@ fn random_trace(seed: u64, calls: usize) -> Trace {
             6 => disk.hard_link(path, name(&mut rng)),
             7 => disk.remove(path),
             8 => disk.sync(path),
+            9 => disk.open(path).and_then(|f| {
+                let zero = Space::Zero { keep_size: rng.random_bool(0.5) };
+                let how = if rng.random_bool(0.5) { Space::Punch } else { zero };
+                f.allocate(how, rng.random_range(0..9000), rng.random_range(1..9000))
+            }),
+            10 => disk.open(path).and_then(|f| {
+                let how = if rng.random_bool(0.5) { Space::Collapse } else { Space::Insert };
+                f.allocate(how, PAGE as u64 * rng.random_range(0..2), PAGE as u64)
+            }),
             _ => disk.sync(["", "d"][rng.random_range(0..2usize)]),
         };
     }

@@ -35,7 +35,7 @@ const TABLE: &[(bool, &str)] = &[
     (false, "create f; write f 0+8192 | cut f 100; other; cut f 5000; write f 6000+10; out f; other"),
     // A write to a page that a truncate left in place.
     (true, "create f; write f 0+16384 | cut f 4096; write f 0+4096; out f 0; fsync f"),
-    (false, "create f; write f 0+16384 | cut f 4196; write f 4000+300; out f; fsync f"),
+    (false, "create f; write f 0+16384 | cut f 4196; write f 4000+90; out f; fsync f"),
     // An fsync of a write in place, and a name that was changed before it.
     (true, "create f; write f 0+100; create a | write f 0+100; fsync f; rename a b; write f 0+100; fsync f"),
     // Order of names in one directory and in two; fsync of one file, and the fate of the others.
