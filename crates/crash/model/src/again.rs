@@ -25,7 +25,7 @@ use crate::model::Model;
 use crate::page::Digest;
 use crate::recipe::Recipe;
 use crate::recoveries::{FailingRecovery, Recoveries};
-use crate::run::{Budget, Case, Checker, Hear, Phase, Progress, Verdict};
+use crate::run::{Budget, Case, Checker, Hear, Outcome, Phase, Progress, Verdict};
 use crate::state::State;
 use crate::trace::Trace;
 use kedge_base::{Clock, SystemClock};
@@ -82,6 +82,8 @@ pub(crate) trait Subject {
     fn crashed(&self, recipe: &Self::Recipe) -> Crashed;
     /// The promises before a crash.
     fn marks(&self, recipe: &Self::Recipe) -> Vec<&str>;
+    /// Whether the crash comes before the first promise of a program that starts without files.
+    fn is_early(&self, recipe: &Self::Recipe) -> bool;
     /// The name of the state without a crash.
     fn whole(&self) -> String;
     /// The recording of a recovery from one of the states.
@@ -147,16 +149,51 @@ impl<S: Sync> Checker for Within<'_, S> {
     }
 }
 
+/// The failing crash states that the search found, each as the digest of the visible contents and
+/// the number of promises before the crash.
+pub(crate) struct Found {
+    states: HashSet<(Digest, usize)>,
+    /// Whether these are all failing states: a search keeps only the first ones.
+    is_whole: bool,
+}
+
+impl Found {
+    /// The states of a search that found `failing` of them and kept `kept`.
+    pub fn by_search<'r, S: Subject>(
+        subject: &S,
+        kept: impl Iterator<Item = &'r S::Recipe>,
+        failing: u64,
+    ) -> Found
+    where
+        S::Recipe: 'r,
+    {
+        let mut count = 0;
+        let key = |recipe: &S::Recipe| (subject.crashed(recipe).state.digest(), subject.marks(recipe).len());
+        let states = kept.inspect(|_| count += 1).map(key).collect();
+        Found { states, is_whole: count == failing }
+    }
+
+    /// Whether the search may have found this state.
+    fn may_have(&self, state: &(Digest, usize)) -> bool {
+        !self.is_whole || self.states.contains(state)
+    }
+}
+
 impl Again<'_, Trace> {
-    pub fn run(&self, trace: &Trace, model: Model) -> Recoveries {
-        self.run_on(Recording::of(trace, model))
+    /// `outcome` is that of the search through the states of the recording.
+    pub fn run(&self, trace: &Trace, model: Model, outcome: &Outcome) -> Recoveries {
+        let first = Recording::of(trace, model);
+        let found =
+            Found::by_search(&first, outcome.failures.iter().map(|failure| &failure.recipe), outcome.failing);
+        self.run_on(first, &found)
     }
 }
 
 impl<T> Again<'_, T> {
-    pub(crate) fn run_on<S: Subject<Recorded = T> + Sync>(&self, first: S) -> Recoveries {
+    pub(crate) fn run_on<S: Subject<Recorded = T> + Sync>(&self, first: S, by_search: &Found) -> Recoveries {
         let clock = SystemClock::default();
         let mut found = Recoveries { depth: self.depth, ..Recoveries::default() };
+        let mut refusal = None;
         let mut seen = HashSet::new();
         let mut grounds = vec![Ground { subject: first, within: String::new(), told: Vec::new() }];
         for depth in 1..=self.depth {
@@ -170,10 +207,12 @@ impl<T> Again<'_, T> {
                         next.push(recovery);
                     }
                 };
-                self.crash(ground, left, &mut seen, &mut found, keep, &clock);
+                let refused = self.crash(ground, left, &mut seen, &mut found, by_search, keep, &clock);
+                refusal = refusal.or(refused);
             }
             grounds = next;
         }
+        found.failures.extend(refusal);
         found.took = clock.monotonic();
         found
     }
@@ -187,27 +226,31 @@ impl<T> Again<'_, T> {
         is_over || found.broken.is_some()
     }
 
-    /// Records recoveries from crash states of a recording, and crashes each of them.
+    /// Records recoveries from crash states of a recording, and crashes each of them. Returns the
+    /// first state on which the check fails without a second crash, if the search did not find it.
+    #[allow(clippy::too_many_arguments)]
     fn crash<S: Subject<Recorded = T> + Sync>(
         &self,
         ground: &Ground<S>,
         mut left: u64,
         seen: &mut HashSet<(Digest, usize)>,
         found: &mut Recoveries,
+        by_search: &Found,
         mut keep: impl FnMut(Ground<S>),
         clock: &SystemClock,
-    ) {
+    ) -> Option<FailingRecovery> {
         let subject = &ground.subject;
         let mut next = subject.crash_states(&self.budget);
         let within = Within { checker: self.checker, ground };
         let mut recordings = left * RECORDINGS_EACH;
-        let mut stale = 0;
+        let (mut stale, mut refusal) = (0, None);
         while left > 0 && recordings > 0 && stale < STALE_MAX && !self.is_over(found, clock) {
             let recipe = next();
             let Crashed { state, recipe: last, within: inner, moment } = subject.crashed(&recipe);
             let marks = subject.marks(&recipe);
             let told = within.all_told(&marks);
-            if !seen.insert((state.digest(), told.len())) {
+            let key = (state.digest(), told.len());
+            if !seen.insert(key) {
                 stale += 1;
                 continue;
             }
@@ -223,11 +266,23 @@ impl<T> Again<'_, T> {
                 }
                 Err(why) => {
                     found.broken = Some(format!("the recovery from state {name}: {why}"));
-                    return;
+                    break;
                 }
             };
             if recovery.end() != Some(0) {
-                found.broken = self.refused(&case, &name, recovery.end());
+                match self.refused(&case, &name, recovery.end()) {
+                    Ok(failure) => {
+                        // Recoveries of which a search found a failure are not recorded in turn, so
+                        // a deeper state was never found.
+                        let is_first = ground.within.is_empty();
+                        if !(is_first && by_search.may_have(&key)) {
+                            found.refused.states += 1;
+                            found.refused.early += u64::from(is_first && subject.is_early(&recipe));
+                            refusal.get_or_insert(failure);
+                        }
+                    }
+                    Err(why) => found.broken = Some(why),
+                }
                 continue;
             }
             found.recorded += 1;
@@ -245,19 +300,31 @@ impl<T> Again<'_, T> {
                 keep(ground);
             }
         }
+        refusal
     }
 
-    /// Explains why a check failed while it was recorded. Normally such a check has failed in the
-    /// search as well, which tries the same states first unless a limit ended it. Otherwise the
-    /// check needs something that the recorder's mount lacks: then this returns the reason.
-    fn refused(&self, case: &Case<'_>, name: &str, end: Option<i32>) -> Option<String> {
+    /// Judges a state once more on which the check failed while it was recorded. Normally it has
+    /// failed in the search as well, which tries the same states first unless a limit ended it.
+    /// Fails if the check cannot judge, or accepts the state: then it needs something that the
+    /// recorder's mount lacks.
+    fn refused(&self, case: &Case<'_>, name: &str, end: Option<i32>) -> Result<FailingRecovery, String> {
         match self.checker.check(case) {
-            Verdict::Good => Some(format!(
+            Verdict::Good => Err(format!(
                 "the check accepts state {name} and fails there while it is recorded (exit code {})",
                 end.unwrap_or(-1)
             )),
-            Verdict::Bad(_) => None,
-            Verdict::Broken(why) => Some(why),
+            Verdict::Bad(message) => Ok(FailingRecovery {
+                state: name.to_owned(),
+                sentence: format!(
+                    "The check fails on the crash state {name}, which the search did not reach. A larger budget \
+                     explains the failure."
+                ),
+                message,
+                is_refusal: true,
+                explanation: None,
+                losses: Vec::new(),
+            }),
+            Verdict::Broken(why) => Err(why),
         }
     }
 
@@ -305,7 +372,8 @@ fn failures<S: Subject>(ground: &Ground<S>, searched: Searched) -> Vec<FailingRe
     let from = ground.within.trim_end_matches('/');
     let plain = |state: &str, sentence: String, message: String| {
         let state = format!("{}{state}", ground.within);
-        vec![FailingRecovery { state, sentence, message, explanation: None, losses: Vec::new() }]
+        let (is_refusal, explanation, losses) = (false, None, Vec::new());
+        vec![FailingRecovery { state, sentence, message, is_refusal, explanation, losses }]
     };
     if let Some(message) = searched.fails_uncrashed {
         let sentence = format!(

@@ -54,7 +54,7 @@ fn crash(trace: &Trace, recover: Recover, depth: u32) -> Recoveries {
     let report = Campaign { trace, model, checker: &checker, budget: budget.clone(), hear: None }.run();
     assert!(report.passed(), "the first recovery works: {:#?}", report.failures);
     let (checker, recorder) = (&checker, &recorder);
-    Again { checker, recorder, depth, recoveries: 32, budget, hear: None }.run(trace, model)
+    Again { checker, recorder, depth, recoveries: 32, budget, hear: None }.run(trace, model, &report.outcome)
 }
 
 fn write(disk: &Disk, path: &str, bytes: &[u8]) -> IoResult<()> {
@@ -212,12 +212,65 @@ fn a_check_that_the_recorder_cannot_run_is_no_verdict() {
     let trace = transfer();
     let checker = |_: &Case<'_>| Verdict::Good;
     let model = Model::by_name("posix").unwrap();
+    let budget = Budget::default();
+    let report =
+        Campaign { trace: &trace, model, checker: &checker, budget: budget.clone(), hear: None }.run();
     let run = |recorder: &dyn Recorder<Trace>| {
-        let (budget, checker) = (Budget::default(), &checker);
-        Again { checker, recorder, depth: 1, recoveries: 4, budget, hear: None }.run(&trace, model)
+        let (budget, checker) = (budget.clone(), &checker);
+        Again { checker, recorder, depth: 1, recoveries: 4, budget, hear: None }.run(
+            &trace,
+            model,
+            &report.outcome,
+        )
     };
     let fails = |case: &Case<'_>| Ok(ended(&holding(case.state), 7));
     assert!(run(&fails).broken.unwrap().contains("while it is recorded (exit code 7)"));
     let cannot = |_: &Case<'_>| Err("no mount".to_owned());
     assert!(run(&cannot).broken.unwrap().ends_with(": no mount"));
+}
+
+/// A state on which the check fails while it is recorded is a failure, unless the search has it.
+#[test]
+fn a_state_that_the_search_did_not_reach_is_a_failure() {
+    let disk = Disk::new();
+    write(&disk, "f", b"x").unwrap();
+    disk.sync("f").unwrap();
+    disk.tell("saved f");
+    let trace = disk.trace();
+    let model = Model::by_name("posix").unwrap();
+    let run = |states, is_early: bool| {
+        let accepts = |disk: &Disk, told: &[&str]| told.is_empty() != is_early || disk.exists("f");
+        let checker = |case: &Case<'_>| match accepts(&Disk::after(case.state.clone()), case.told) {
+            true => Verdict::Good,
+            false => Verdict::Bad("f is lost".to_owned()),
+        };
+        let recorder = |case: &Case<'_>| {
+            let disk = holding(case.state);
+            let code = i32::from(!accepts(&disk, case.told));
+            Ok(ended(&disk, code))
+        };
+        let budget = Budget { states: Some(states), ..Budget::default() };
+        let mut report =
+            Campaign { trace: &trace, model, checker: &checker, budget: budget.clone(), hear: None }.run();
+        let (checker, recorder) = (&checker, &recorder);
+        let again = Again { checker, recorder, depth: 1, recoveries: 4, budget, hear: None };
+        report.again = Some(again.run(&trace, model, &report.outcome));
+        report
+    };
+    for is_early in [false, true] {
+        // One state is the complete one, on which the check passes.
+        let report = run(1, is_early);
+        let again = report.again.as_ref().unwrap();
+        assert_eq!((report.outcome.failing, again.failing), (0, 0), "{again:#?}");
+        assert!(again.refused.states > 0 && report.failed() && !report.passed(), "{again:#?}");
+        assert_eq!(report.is_early(), is_early, "{again:#?}");
+        let first = again.failures.first().unwrap();
+        assert!(first.is_refusal && first.message == "f is lost", "{first:#?}");
+        assert!(again.verdict().starts_with("the check fails on "), "{}", again.verdict());
+        // Here the search finds these states itself.
+        let report = run(10_000, is_early);
+        let again = report.again.as_ref().unwrap();
+        assert!(report.outcome.failing > 0 && again.refused.states == 0, "{again:#?}");
+        assert!(again.failures.is_empty() && report.is_early() == is_early, "{again:#?}");
+    }
 }

@@ -8,7 +8,7 @@ use crate::explaining::{Explaining, Watched};
 use crate::history::History;
 use crate::model::Model;
 use crate::recipe::{Pick, Recipe};
-use crate::recoveries::Recoveries;
+use crate::recoveries::{Recoveries, all_early};
 use crate::run::{Budget, Case, Checker, Ended, Failure, Hear, Outcome, Search, Verdict};
 use crate::trace::Trace;
 
@@ -40,20 +40,19 @@ pub struct Report {
 
 impl Report {
     pub fn failed(&self) -> bool {
-        self.outcome.failing > 0 || self.again.as_ref().is_some_and(|again| again.failing > 0)
+        self.outcome.failing > 0 || self.again.as_ref().is_some_and(Recoveries::has_failed)
     }
 
     /// Whether all failures lie before the first promise, and no file was there at the start.
     pub fn is_early(&self) -> bool {
-        let in_recoveries = self.again.as_ref().map_or(0, |again| again.failing);
-        self.outcome.failing > 0 && self.outcome.failing == self.outcome.failing_early && in_recoveries == 0
+        all_early(self.outcome.failing, self.outcome.failing_early, self.again.as_ref())
     }
 
-    /// Whether at least one state was judged and none failed. [`Outcome::is_whole`] says whether
-    /// all states were tried.
+    /// Whether crash states were judged and none failed. [`Outcome::is_whole`] says whether all
+    /// states were tried.
     pub fn passed(&self) -> bool {
         let is_judged = self.again.as_ref().is_none_or(|again| again.broken.is_none());
-        !self.failed() && self.outcome.broken.is_none() && is_judged && self.outcome.states > 0
+        !self.failed() && self.outcome.broken.is_none() && is_judged && self.outcome.has_crash_states()
     }
 }
 

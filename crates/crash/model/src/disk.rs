@@ -242,6 +242,11 @@ impl DiskFile {
         self.run(|_| Call::Truncate { ino: self.ino, size })
     }
 
+    #[cfg(test)]
+    pub(crate) fn allocate(&self, how: crate::trace::Space, offset: u64, len: u64) -> Result<()> {
+        self.run(|_| Call::Allocate { ino: self.ino, how, offset, len })
+    }
+
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> usize {
         match self.disk.inner.lock().state.node(self.ino).map(|n| &n.body) {
             Some(Body::File(file)) => file.read(offset, buf),

@@ -111,11 +111,6 @@ pub enum Edit {
         name: Name,
         value: Option<Arc<[u8]>>,
     },
-    /// Sets the time stamps of a write. These are not part of a state, but the edit has a position
-    /// in the order of metadata.
-    Touch {
-        ino: u64,
-    },
 }
 
 impl Edit {
@@ -130,8 +125,7 @@ impl Edit {
             | Edit::Zero { ino, .. }
             | Edit::Shift { ino, .. }
             | Edit::Attr { ino, .. }
-            | Edit::Xattr { ino, .. }
-            | Edit::Touch { ino } => Some(*ino),
+            | Edit::Xattr { ino, .. } => Some(*ino),
             Edit::Add { .. } | Edit::Remove { .. } | Edit::Rename { .. } => None,
         }
     }

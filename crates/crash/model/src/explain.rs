@@ -275,7 +275,6 @@ impl Explainer<'_> {
                 Edit::Grow { .. } | Edit::Truncate { .. } => "the size",
                 Edit::Zero { .. } | Edit::Shift { .. } => "the change of space",
                 Edit::Attr { .. } | Edit::Xattr { .. } => "attributes",
-                Edit::Touch { .. } => "time stamps",
             };
             match calls.last_mut().filter(|(event, _)| *event == micro.event) {
                 Some((_, parts)) if parts.contains(&what) => {}
@@ -283,13 +282,7 @@ impl Explainer<'_> {
                 None => calls.push((micro.event, vec![what])),
             }
         }
-        let whole = |event| {
-            let mut edits = self
-                .history
-                .of_event(event)
-                .filter(|n| !matches!(self.history.micros[*n as usize].edit, Edit::Touch { .. }));
-            edits.all(|n| lost.binary_search(&n).is_ok())
-        };
+        let whole = |event| self.history.of_event(event).all(|n| lost.binary_search(&n).is_ok());
         let call = |(event, parts): (u32, Vec<&str>)| {
             // Without its directory entry a new file is invisible, whatever other parts of the call
             // are lost.
@@ -305,11 +298,8 @@ impl Explainer<'_> {
         let set = self.history.set(recipe);
         (first + 1..recipe.at).find(|event| {
             let call = &self.trace.events[*event as usize].call;
-            let mut edits = self.history.of_event(*event);
             matches!(call, Call::Mark { .. } | Call::End { .. })
-                || edits.any(|n| {
-                    set.has(n) && !matches!(self.history.micros[n as usize].edit, Edit::Touch { .. })
-                })
+                || self.history.of_event(*event).any(|n| set.has(n))
         })
     }
 
@@ -455,7 +445,7 @@ impl Explainer<'_> {
         self.history.of_event(done).any(|n| {
             let edit = &self.history.micros[n as usize].edit;
             let is_of = edit.own() == Some(ino) || edit.dirs().contains(&Some(ino));
-            is_of && !matches!(edit, Edit::Touch { .. }) && !self.history.is_durable(n, before)
+            is_of && !self.history.is_durable(n, before)
         })
     }
 

@@ -5,6 +5,7 @@ use crate::disk::Disk;
 use crate::explore::{Plan, SearchOrder};
 use crate::model::MODELS;
 use crate::page::PAGE;
+use crate::trace::Space;
 use std::collections::BTreeSet;
 
 /// Random calls of a program, made from a seed.
@@ -16,7 +17,7 @@ fn random_trace(seed: u64, calls: usize) -> Trace {
         let name = |rng: &mut SmallRng| ["a", "b", "c", "d/a", "d/b"][rng.random_range(0..5usize)];
         let path = name(&mut rng);
         // Most of these may fail in the current tree; a failed call changes nothing.
-        let _refused = match rng.random_range(0..10) {
+        let _refused = match rng.random_range(0..12) {
             0 | 1 => disk.create(path).map(|_| ()),
             2 | 3 => disk.open(path).and_then(|f| {
                 f.write_at(
@@ -29,6 +30,15 @@ fn random_trace(seed: u64, calls: usize) -> Trace {
             6 => disk.hard_link(path, name(&mut rng)),
             7 => disk.remove(path),
             8 => disk.sync(path),
+            9 => disk.open(path).and_then(|f| {
+                let zero = Space::Zero { keep_size: rng.random_bool(0.5) };
+                let how = if rng.random_bool(0.5) { Space::Punch } else { zero };
+                f.allocate(how, rng.random_range(0..9000), rng.random_range(1..9000))
+            }),
+            10 => disk.open(path).and_then(|f| {
+                let how = if rng.random_bool(0.5) { Space::Collapse } else { Space::Insert };
+                f.allocate(how, PAGE as u64 * rng.random_range(0..2), PAGE as u64)
+            }),
             _ => disk.sync(["", "d"][rng.random_range(0..2usize)]),
         };
     }
@@ -345,6 +355,33 @@ fn two_writes_in_one_page_are_independent_where_pages_are_torn() {
     }
 }
 
+/// The page that a size shows is written as a whole before the size, with the bytes of all writes.
+#[test]
+fn a_size_needs_all_bytes_of_its_page() {
+    let appended = |disk: &Disk| {
+        let file = disk.create("f").unwrap();
+        disk.settle();
+        file.write_at(0, &[b'a'; 512]).unwrap();
+        file.write_at(512, &[b'b'; 512]).unwrap();
+    };
+    let replaced = |disk: &Disk| {
+        old_file(disk);
+        let file = disk.open("f").unwrap();
+        file.write_at(0, b"a").unwrap();
+        file.write_at(1000, &[b'b'; 1024]).unwrap();
+        file.write_at(0, b"c").unwrap();
+        file.write_at(3000, &[b'd'; 100]).unwrap();
+    };
+    for model in ["strict", "kedgefs", "xfs", "btrfs"] {
+        assert_eq!(every_content(model, appended), set(&["", "a", "ab"]), "{model}");
+        let found = every_content(model, replaced);
+        let whole = |text: &&String| text.starts_with('c') || !text.contains('d') && !text.starts_with("o0");
+        assert!(found.iter().all(|text| whole(&text)), "{model}: {found:?}");
+        assert!(found.contains("c0b0d"), "{model}: {found:?}");
+    }
+    assert!(every_content("ext4", appended).contains("0b"), "no block is allocated");
+}
+
 /// Observed on ext4: the zeros past the new end are written before the journal has the new size.
 #[test]
 fn a_cut_may_show_its_zeros_first() {
@@ -358,6 +395,110 @@ fn a_cut_may_show_its_zeros_first() {
     }
     for model in ["strict", "kedgefs", "btrfs"] {
         assert_eq!(every_content(model, run), set(&["o"]), "{model}");
+    }
+}
+
+/// A file of four pages `o`, a call on it, and a write of `n` to its first page.
+fn overwritten_after(call: impl Fn(u64) -> Call) -> Trace {
+    let disk = Disk::new();
+    disk.create("f").unwrap().write_at(0, &[b'o'; 4 * PAGE]).unwrap();
+    disk.settle();
+    let mut trace = disk.trace();
+    let ino = ino_of(&trace, b"f");
+    let like = trace.events.last().unwrap().clone();
+    let write = Call::Write { ino, offset: 0, data: vec![b'n'; PAGE], mapped: false };
+    trace.events.extend([call(ino), write].map(|call| crate::Event { call, errno: 0, ..like.clone() }));
+    trace
+}
+
+fn ino_of(trace: &Trace, wanted: &[u8]) -> u64 {
+    let ino = trace.events.iter().find_map(|e| match &e.call {
+        Call::Create { ino, name, .. } if name == wanted => Some(*ino),
+        _ => None,
+    });
+    ino.unwrap()
+}
+
+/// Whether the end of such a recording may be the old file with the new first page.
+fn may_have_the_page_alone(model: Model, call: impl Fn(u64) -> Call) -> bool {
+    let disk = Disk::new();
+    disk.create("f").unwrap().write_at(0, &[&[b'n'; PAGE][..], &[b'o'; 3 * PAGE]].concat()).unwrap();
+    let history = History::new(&overwritten_after(call), model);
+    history.every(*history.points().end()).states.contains(&disk.state().digest())
+}
+
+/// Observed on ext4 and XFS: fsync writes the page before it commits the truncate or hole.
+#[test]
+fn a_write_below_a_cut_persists_without_it() {
+    let (offset, len) = (PAGE as u64, 3 * PAGE as u64);
+    let calls: [(&str, fn(u64, u64, u64) -> Call); 5] = [
+        ("cut", |ino, size, _| Call::Truncate { ino, size }),
+        ("cut within the next page", |ino, at, _| Call::Truncate { ino, size: at + 100 }),
+        ("growth", |ino, _, len| Call::Truncate { ino, size: 4 * len }),
+        ("hole", |ino, offset, len| Call::Allocate { ino, how: Space::Punch, offset, len }),
+        ("zero range", |ino, offset, len| Call::Allocate {
+            ino,
+            how: Space::Zero { keep_size: true },
+            offset,
+            len,
+        }),
+    ];
+    for (what, call) in calls {
+        for model in MODELS {
+            let found = may_have_the_page_alone(model, |ino| call(ino, offset, len));
+            assert_eq!(found, !["strict", "btrfs"].contains(&model.name), "{}: {what}", model.name);
+        }
+    }
+}
+
+/// A write to a block that was removed gets another one, which becomes a part of the file after the
+/// removal. A zero range of ext4 and KedgeFS keeps the blocks.
+#[test]
+fn a_write_inside_a_hole_needs_the_hole() {
+    let all = |how| move |ino| Call::Allocate { ino, how, offset: 0, len: 4 * PAGE as u64 };
+    for model in MODELS {
+        assert!(!may_have_the_page_alone(model, |ino| Call::Truncate { ino, size: 0 }), "{}", model.name);
+        assert!(!may_have_the_page_alone(model, all(Space::Punch)), "{}", model.name);
+        let keeps_blocks = !["strict", "btrfs", "xfs"].contains(&model.name);
+        let found = may_have_the_page_alone(model, all(Space::Zero { keep_size: true }));
+        assert_eq!(found, keeps_blocks, "{}", model.name);
+    }
+}
+
+/// The zeros past a cut, and at the edges of a hole, are in memory and go to the disk with the next
+/// write of their page.
+#[test]
+fn a_write_beside_a_cut_brings_the_zeros_of_its_page() {
+    let run = |disk: &Disk| {
+        disk.create("f").unwrap().write_at(0, &[b'o'; 2 * PAGE]).unwrap();
+        disk.settle();
+        let file = disk.open("f").unwrap();
+        file.set_len(600).unwrap();
+        file.write_at(0, &[b'n'; 100]).unwrap();
+        file.write_at(600, &[b'm'; 100]).unwrap();
+    };
+    for model in ["kedgefs", "ext4", "xfs", "posix"] {
+        let found = every_content(model, run);
+        assert!(found.contains("nom0o"), "{model}: the page came before the cut: {found:?}");
+        assert!(!found.contains("nomo"), "{model}: bytes of one page and no zeros: {found:?}");
+    }
+}
+
+/// The bytes below a cut are in the page that a later write of the same sector writes.
+#[test]
+fn a_sector_keeps_its_bytes_below_a_cut() {
+    let run = |disk: &Disk| {
+        disk.create("f").unwrap();
+        disk.settle();
+        let file = disk.open("f").unwrap();
+        file.write_at(0, &[b'a'; 300]).unwrap();
+        file.set_len(100).unwrap();
+        file.write_at(100, &[b'b'; 100]).unwrap();
+    };
+    for model in MODELS {
+        let found = every_content(model.name, run);
+        assert!(found.contains("ab"), "{}: {found:?}", model.name);
+        assert!(!found.contains("0b"), "{}: half a sector: {found:?}", model.name);
     }
 }
 
@@ -433,6 +574,39 @@ fn an_fsync_of_another_file() {
     }
 }
 
+/// Observed on ext4 and XFS where both writes come in one tick of the clock: the second one has no
+/// time stamp, so nothing makes its fsync commit the journal.
+#[test]
+fn an_fsync_of_a_write_in_place_persists_no_earlier_name() {
+    let run = |last: u64, datasync: bool| {
+        let disk = Disk::new();
+        disk.create("a").unwrap();
+        disk.create("f").unwrap().write_at(0, b"o").unwrap();
+        disk.settle();
+        let file = disk.open("f").unwrap();
+        file.write_at(0, b"n").unwrap();
+        file.sync_all().unwrap();
+        disk.rename("a", "b").unwrap();
+        file.write_at(last, b"m").unwrap();
+        if datasync { file.sync_data() } else { file.sync_all() }.unwrap();
+        disk.trace()
+    };
+    for model in MODELS {
+        let is_lost = |trace: &Trace| {
+            let history = History::new(trace, model);
+            let state = history.state(&Recipe::new(*history.points().end(), Pick::Durable));
+            state.find(b"b").is_none()
+        };
+        let is_total = model.order == Order::Total;
+        for datasync in [false, true] {
+            assert_eq!(is_lost(&run(0, datasync)), !is_total, "{}", model.name);
+        }
+        // A write that extends the file changes its size, and the log orders sizes and names.
+        let one_log = model.order == Order::Log;
+        assert_eq!(is_lost(&run(1, false)), !is_total && !one_log, "{}: a longer file", model.name);
+    }
+}
+
 #[test]
 fn an_fsync_that_failed_promises_nothing() {
     let disk = Disk::new();
@@ -494,11 +668,7 @@ fn an_msync_promises_its_range() {
     file.sync_all().unwrap();
     disk.sync("").unwrap();
     let mut trace = disk.trace();
-    let ino = trace.events.iter().find_map(|e| match &e.call {
-        Call::Create { ino, name, .. } if name == b"f" => Some(*ino),
-        _ => None,
-    });
-    let ino = ino.unwrap();
+    let ino = ino_of(&trace, b"f");
     let like = trace.events.last().unwrap().clone();
     let page = PAGE as u64;
     let mut push = |call: Call| {

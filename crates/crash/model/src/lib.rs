@@ -6,6 +6,7 @@
 //! trace, kcr, vet       what the program did; its file; what an event may say
 //! model                 what each file system may lose
 //! split, edit, history  calls → edits → which sets of edits are legal
+//! spans                 values of ranges of pages or bytes
 //! state, sparse         a directory tree that is cheap to copy
 //! parts                 which edits change which part of the tree
 //! every                 all legal states of a short recording
@@ -56,6 +57,7 @@ pub mod report;
 mod run;
 mod shipped;
 mod shrink;
+mod spans;
 mod sparse;
 mod split;
 pub mod state;
@@ -77,7 +79,7 @@ pub use infer::InferChecker;
 pub use model::{DISKS, MODELS, Model, Order};
 pub use pattern::Pattern;
 pub use recipe::{Pick, Recipe, Torn};
-pub use recoveries::{FailingRecovery, Recoveries};
+pub use recoveries::{FailingRecovery, Recoveries, Refused};
 pub use run::{Budget, Case, Checker, Ended, Failure, Hear, Outcome, Phase, Progress, Search, Verdict};
 pub use shipped::{SHIPPED, Shipped, ShippedChecker};
 pub use state::State;

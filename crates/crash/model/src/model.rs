@@ -5,7 +5,12 @@
 //!
 //! 1. A name needs the inode it names, and the earlier edit of the same name in the same directory.
 //! 2. Bytes need the inode, the earlier bytes of the same sectors (of the same page where pages are
-//!    never torn), and the last truncate, hole or shift of the file before them.
+//!    never torn), and the last truncate, hole or shift before them that took or moved the block of
+//!    their page. A truncate or hole leaves the blocks of other pages where they are: a write to
+//!    one is written in place, and fsync writes it before it commits the truncate. (Observed on
+//!    ext4 and XFS, Linux 6.18. In `strict` and `btrfs` bytes need the last truncate, hole or shift
+//!    of the whole file: Btrfs never writes in place.) A page that is cut within brings its zeros
+//!    to the disk with the next write.
 //! 3. rename is one edit, except for files that change their directory under `btrfs` and `posix`:
 //!    the old name may stay beside the new one, and at least one of them exists. Removing a
 //!    directory needs all earlier changes of its entries; moving a directory needs all earlier
@@ -42,7 +47,7 @@ pub struct Model {
     /// One line for the list of models.
     pub about: &'static str,
     pub order: Order,
-    /// A size that a write set needs the bytes that the write put into the page below that size.
+    /// A size that a write set needs the bytes that were written to its page below that size.
     pub size_needs_data: bool,
     /// As above, for a page that held bytes before, so that the write allocated no block. If unset,
     /// such a size needs only the write that allocated the block.
@@ -52,16 +57,17 @@ pub struct Model {
     pub size_in_order: bool,
     /// A rename over an existing file needs the bytes and sizes written to the renamed file before.
     pub rename_needs_data: bool,
-    /// A write's time stamps have a position in the log, so an fsync of the file persists the
-    /// metadata before them.
-    pub write_is_logged: bool,
     /// fsync of a file or directory persists the inode's own names too.
     pub fsync_keeps_names: bool,
     /// A page written when power fails may hold some of its sectors only.
     pub torn_pages: bool,
     /// A truncate inside a page writes zeros past the new end, which may reach the disk before the
-    /// new size.
+    /// new size. So does a hole at its edges. If unset, these zeros are written with the next write
+    /// of the page.
     pub cut_zeroes_first: bool,
+    /// fallocate's zero range marks the blocks as unwritten and keeps them. A later write to them
+    /// may reach the disk before the mark.
+    pub zeroes_in_place: bool,
     /// A rename into another directory adds the new name and then removes the old one. Each of
     /// these edits is persisted with its directory, and a crash between them leaves both names.
     pub rename_may_link: bool,
@@ -77,7 +83,9 @@ pub struct Model {
 
 /// KedgeFS, as docs/CRASH_MODEL.md promises: G12 orders all metadata, G9 puts bytes before the size
 /// that shows them, G1 persists names. Bytes that overwrite others persist in any order before
-/// fsync.
+/// fsync, and before the record of a truncate, hole or zero range that left their block in place
+/// (`data::fallocate` of the engine). A truncate zeroes the rest of its page in memory, and the
+/// next write of the page writes these zeros.
 const KEDGEFS: Model = Model {
     name: "kedgefs",
     about: "KedgeFS: metadata in order, bytes before the size that shows them, fsync persists names",
@@ -86,10 +94,10 @@ const KEDGEFS: Model = Model {
     size_in_old_block_needs_data: true,
     size_in_order: true,
     rename_needs_data: false,
-    write_is_logged: false,
     fsync_keeps_names: true,
     torn_pages: true,
     cut_zeroes_first: false,
+    zeroes_in_place: true,
     rename_may_link: false,
     failed_fsync_keeps: true,
     is_disk: false,
@@ -107,10 +115,10 @@ pub(crate) const STRICT: Model = Model {
     size_in_old_block_needs_data: true,
     size_in_order: true,
     rename_needs_data: true,
-    write_is_logged: true,
     fsync_keeps_names: true,
     torn_pages: true,
     cut_zeroes_first: false,
+    zeroes_in_place: false,
     rename_may_link: false,
     failed_fsync_keeps: true,
     is_disk: false,
@@ -136,18 +144,26 @@ pub(crate) const STRICT: Model = Model {
 /// crash-reality`). The model is looser than that: a page that is a hole before the file's end
 /// counts as a block.
 ///
+/// A zero range marks extents as unwritten where they are (fs/ext4/extents.c, ext4_zero_range); a
+/// hole frees its blocks.
+///
 /// No document orders the sizes of one file: later pages may be written first, and zeros show
-/// before them. An fsync persists the metadata before a write in place only because of the write's
-/// time stamp. With the mount option lazytime, or with two writes in one tick of the clock, there
-/// is no time stamp, and no document promises one.
+/// before them.
+///
+/// A write in place changes no metadata but the time stamps. The fsync of such a write commits the
+/// journal, and with it all earlier metadata, only if there is a new time stamp. The second of two
+/// writes in one tick of the clock has none, and with the mount option lazytime none has one. So
+/// here that fsync persists the bytes alone (observed on ext4 and XFS, Linux 6.18: in `write f;
+/// fsync f; rename a b; write f; fsync f` the rename is lost if all of this takes less than a
+/// tick).
 const EXT4_ORDERED: Model = Model {
     name: "ext4-ordered",
     about: "ext4 data=ordered by its documentation: new blocks after their bytes, replace by rename keeps the bytes",
     size_in_old_block_needs_data: false,
     size_in_order: false,
     rename_needs_data: true,
-    write_is_logged: true,
     cut_zeroes_first: true,
+    zeroes_in_place: true,
     failed_fsync_keeps: false,
     ..KEDGEFS
 };
@@ -184,7 +200,8 @@ const EXT4_WRITEBACK: Model = Model {
 
 /// XFS has one log, and the size on disk moves when the write of the bytes has completed
 /// (fs/xfs/xfs_aops.c, ioends). Two ioends of one file complete in any order, so zeros may precede
-/// bytes that are written. There is no rule for replace by rename.
+/// bytes that are written. There is no rule for replace by rename. A zero range punches a hole and
+/// allocates other blocks (fs/xfs/xfs_file.c, xfs_falloc_zero_range).
 ///
 /// Sources: one log, replayed in order whatever the order of the writes: Linux
 /// Documentation/filesystems/xfs/xfs-delayed-logging-design.rst; D. Chinner, linux-fsdevel,
@@ -198,6 +215,7 @@ const XFS: Model = Model {
     about: "XFS: metadata in order, each size after its bytes, no rule for replace by rename",
     size_in_old_block_needs_data: true,
     rename_needs_data: false,
+    zeroes_in_place: false,
     ..EXT4_ORDERED
 };
 
@@ -225,10 +243,10 @@ const BTRFS: Model = Model {
     size_in_old_block_needs_data: true,
     size_in_order: false,
     rename_needs_data: false,
-    write_is_logged: false,
     fsync_keeps_names: true,
     torn_pages: false,
     cut_zeroes_first: false,
+    zeroes_in_place: false,
     rename_may_link: true,
     failed_fsync_keeps: false,
     is_disk: false,
@@ -251,10 +269,10 @@ const POSIX: Model = Model {
     size_in_old_block_needs_data: false,
     size_in_order: false,
     rename_needs_data: false,
-    write_is_logged: false,
     fsync_keeps_names: false,
     torn_pages: true,
     cut_zeroes_first: true,
+    zeroes_in_place: true,
     rename_may_link: true,
     failed_fsync_keeps: false,
     is_disk: false,
@@ -303,6 +321,12 @@ const DISK_GARBAGE: Model = Model {
 pub const DISKS: [Model; 3] = [DISK_4K, DISK, DISK_GARBAGE];
 
 impl Model {
+    /// Whether bytes are written over older ones in the same block. Then a write to a block that
+    /// the file keeps may persist before a truncate or hole that came first.
+    pub(crate) fn overwrites(&self) -> bool {
+        !matches!(self.order, Order::Total | Order::Transaction)
+    }
+
     pub fn by_name(name: &str) -> Option<Model> {
         MODELS.into_iter().chain(DISKS).find(|m| m.name == name)
     }

@@ -16,6 +16,8 @@ pub struct Recoveries {
     /// The number of crash states of recoveries that were judged, and of those that fail.
     pub states: u64,
     pub failing: u64,
+    /// Crash states whose recovery fails without a second crash, and that the search did not find.
+    pub refused: Refused,
     /// The number of recoveries with a failing state.
     pub failing_recoveries: u64,
     /// The first failures, each with a different cause.
@@ -27,7 +29,15 @@ pub struct Recoveries {
     pub took: Duration,
 }
 
-/// A failure in the crash states of one recovery.
+/// Crash states on which the check failed while it was recorded, and fails otherwise, too.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Refused {
+    pub states: u64,
+    /// How many of these states lie before the first promise.
+    pub early: u64,
+}
+
+/// A failure in the crash states of one recovery, or in a recovery without a second crash.
 #[derive(Clone, Debug, Serialize)]
 pub struct FailingRecovery {
     /// The name by which the state can be reproduced: the names of the crash states before it and
@@ -37,6 +47,9 @@ pub struct FailingRecovery {
     pub sentence: String,
     /// The checker's message.
     pub message: String,
+    /// Whether the check fails on the crash state itself, without a second crash.
+    #[serde(skip)]
+    pub is_refusal: bool,
     /// The lost calls of the recovery, and the calls that are missing in it. `None` if the check
     /// fails without a second crash, or if the time limit was reached.
     pub explanation: Option<Explanation>,
@@ -58,9 +71,39 @@ impl FailingRecovery {
     }
 }
 
+/// Whether all failures of a run lie before the first promise, if there are any. `failing` and
+/// `early` count those of the search.
+pub(crate) fn all_early(failing: u64, early: u64, again: Option<&Recoveries>) -> bool {
+    let (refused, in_recoveries) =
+        again.map_or_else(Default::default, |again| (again.refused, again.failing));
+    let failing = failing + refused.states;
+    failing > 0 && failing == early + refused.early && in_recoveries == 0
+}
+
 impl Recoveries {
-    /// The result for the recoveries, in one line.
+    /// Whether a state failed.
+    pub fn has_failed(&self) -> bool {
+        self.failing > 0 || self.refused.states > 0
+    }
+
+    /// The results of the recoveries, in one line.
     pub(crate) fn verdict(&self) -> String {
+        let of_recoveries = self.verdict_of_recoveries();
+        match self.refused {
+            Refused { states: 0, .. } => of_recoveries,
+            Refused { states, early } => {
+                let early = match early {
+                    0 => String::new(),
+                    n if n == states => ", all of them before the first promise".to_owned(),
+                    n => format!(", {n} of them before the first promise"),
+                };
+                let states = count(states, "crash state");
+                format!("the check fails on {states} that the search did not reach{early}; {of_recoveries}")
+            }
+        }
+    }
+
+    fn verdict_of_recoveries(&self) -> String {
         let recovered = self.recorded - self.idle;
         let states = count(self.states, "crash state");
         let tried = format!("{states} of {}", counted(recovered));
@@ -91,6 +134,8 @@ impl Recoveries {
             "idle": self.idle,
             "states": self.states,
             "failing": self.failing,
+            "refused": self.refused.states,
+            "refused_before_first_promise": self.refused.early,
             "failing_recoveries": self.failing_recoveries,
             "complete": !self.is_cut && self.broken.is_none(),
             "broken": self.broken,

@@ -12,7 +12,7 @@ use crate::campaign::Report;
 use crate::describe::count;
 use crate::history::History;
 use crate::recoveries::Recoveries;
-use crate::run::Ended;
+use crate::run::{Ended, ONLY_COMPLETE};
 use crate::trace::Trace;
 use kedge_base::{is_acted_upon, printable};
 use serde_json::{Value, json};
@@ -50,6 +50,7 @@ impl Told<'_> {
     pub fn verdict(&self) -> String {
         let of_search = self.verdict_of_search();
         match &self.report.again {
+            Some(again) if again.has_failed() && of_search == ONLY_COMPLETE => again.verdict(),
             Some(again) => format!("{of_search}; {}", again.verdict()),
             None => of_search,
         }
@@ -66,6 +67,9 @@ impl Told<'_> {
         }
         if outcome.states == 0 {
             return "no verdict: the search ended before any state was judged".to_owned();
+        }
+        if outcome.failing == 0 && !outcome.has_crash_states() {
+            return ONLY_COMPLETE.to_owned();
         }
         match (outcome.failing, outcome.unreached) {
             (0, 0) => format!("no failure in {states} under {}", report.model.name),

@@ -1,10 +1,11 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::campaign::explore_in_memory;
+use crate::campaign::{Campaign, explore_in_memory};
 use crate::disk::Disk;
 use crate::model::Model;
 use crate::recipe::Recipe;
+use crate::run::{Budget, Case, Verdict};
 
 fn told<'a>(report: &'a Report, trace: &'a Trace) -> Told<'a> {
     Told { report, trace, name: "run<1>.kcr", checker: "test \"$x\" & <y>", cut: None }
@@ -37,6 +38,31 @@ fn nothing_that_a_program_wrote_becomes_markup() {
     }
     let xml = told.junit();
     assert!(!xml.contains("<it>") && !xml.contains('\u{1}'), "{xml}");
+}
+
+/// A budget of one state judges only the complete state, in which nothing is lost.
+#[test]
+fn a_search_that_judged_the_complete_state_only_has_no_verdict() {
+    let disk = Disk::new();
+    disk.create("f").unwrap();
+    let run = |trace: &Trace, states| {
+        let checker = |_: &Case<'_>| Verdict::Good;
+        let budget = Budget { states: Some(states), ..Budget::default() };
+        let model = Model::by_name("posix").unwrap();
+        Campaign { trace, model, checker: &checker, budget, hear: None }.run()
+    };
+    let trace = disk.trace();
+    let report = run(&trace, 1);
+    let told = told(&report, &trace);
+    assert_eq!((report.outcome.states, report.passed(), report.failed()), (1, false, false));
+    assert!(told.verdict().starts_with("no verdict: the budget ended"), "{}", told.verdict());
+    assert!(told.junit().contains("errors=\"1\""), "{}", told.junit());
+    assert!(run(&trace, 2).passed());
+    // Without a change there is no other state.
+    let unchanged = Disk::new();
+    unchanged.settle();
+    let report = run(&unchanged.trace(), 10);
+    assert_eq!((report.outcome.states, report.passed()), (1, true));
 }
 
 /// Terminal escape sequences in names, in the checker's output and in marks are escaped.

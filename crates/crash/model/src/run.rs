@@ -176,11 +176,27 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Whether crash states were judged. A search begins with the complete state, in which nothing
+    /// is lost: if a limit ended it there, the result says nothing about crashes.
+    pub fn has_crash_states(&self) -> bool {
+        crash_states_were_judged(self.states, self.unreached)
+    }
+
     /// Whether nothing failed and every systematic state was tried.
     pub fn is_whole(&self) -> bool {
         self.unreached == 0 && self.broken.is_none()
     }
 }
+
+/// Whether a search of `states` states that left `unreached` systematic ones judged more than the
+/// complete state. A recording without changes has no other state.
+pub(crate) fn crash_states_were_judged(states: u64, unreached: u64) -> bool {
+    states > 1 || states == 1 && unreached == 0
+}
+
+/// The verdict on a search that judged the complete state only.
+pub(crate) const ONLY_COMPLETE: &str =
+    "no verdict: the budget ended before any crash state was tried; only the complete state was judged";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {

@@ -6,10 +6,12 @@
 use crate::edit::{Edit, Meta, Slice};
 use crate::model::{Model, Order};
 use crate::page::{Name, PAGE, Page};
+use crate::spans::Spans;
 use crate::state::{ROOT, SECTOR};
 use crate::trace::{Call, Event, Space};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 const SECTORS: usize = PAGE / SECTOR;
@@ -33,8 +35,13 @@ struct Known {
     is_dir: bool,
     size: u64,
     inode: Option<u32>,
-    /// The last edit that moved or removed bytes: a truncate, hole or shift.
+    /// The last truncate, hole or shift.
     barrier: Option<u32>,
+    /// For each page whose block a truncate, hole or shift removed or moved, the last one.
+    cuts: Spans<u32>,
+    /// Bytes that were zeroed in memory only, in blocks that the file kept. The next write of their
+    /// page writes these zeros too.
+    blank: Spans<()>,
     grown: Option<u32>,
     /// The last shift, which needs all edits before it.
     shifted: Option<u32>,
@@ -42,7 +49,7 @@ struct Known {
     xattrs: HashMap<Name, u32>,
     /// For each page, the newest edit of each sector. Where pages are never torn, the entries of a
     /// page are all the same.
-    pages: HashMap<u64, [Option<u32>; SECTORS]>,
+    pages: BTreeMap<u64, [Option<u32>; SECTORS]>,
     /// For each page past the old end of the file, the data edit that allocated its block.
     took_block: HashMap<u64, u32>,
     /// Edits of bytes and sizes that no rename has waited for yet.
@@ -331,10 +338,6 @@ impl Splitter {
     fn write(&mut self, ino: u64, offset: u64, data: &[u8]) {
         let Some(end) = offset.checked_add(data.len() as u64) else { return };
         let of: Arc<[u8]> = Arc::from(data);
-        if self.model.write_is_logged {
-            let needs = self.needs(ino, |k| [k.inode]);
-            self.push(Edit::Touch { ino }, needs);
-        }
         let mut at = offset;
         while at < end {
             let (page, skip) = (at / PAGE as u64, (at % PAGE as u64) as usize);
@@ -342,11 +345,12 @@ impl Splitter {
             let from = (at - offset) as u32;
             let bytes = Slice { of: of.clone(), range: from..from + take as u32 };
             let whole = (take == PAGE).then(|| Arc::new(Page::full(bytes.as_slice())));
+            self.write_blank(ino, page, at..at + take as u64);
             let n = self.bytes(ino, page, skip, bytes, whole);
             self.of(ino).unflushed.push(n);
             at += take as u64;
             if at > self.of(ino).size {
-                self.grow(ino, at, n);
+                self.grow(ino, at);
             }
         }
     }
@@ -359,7 +363,11 @@ impl Splitter {
             true => at / SECTOR..end.div_ceil(SECTOR),
             false => 0..SECTORS,
         };
-        let mut needs = self.needs(ino, |k| [k.barrier.or(k.inode)]);
+        let overwrites = self.model.overwrites();
+        let mut needs = self.needs(ino, |k| {
+            let cut = if overwrites { k.cuts.at(page) } else { k.barrier };
+            [cut.or(k.inode)]
+        });
         if let Some(newest) = self.of(ino).pages.get(&page) {
             needs.extend(newest[sectors.clone()].iter().copied().flatten());
         }
@@ -372,17 +380,48 @@ impl Splitter {
         n
     }
 
-    /// Adds the edit that extends the file to `size`, because of the write `data`.
-    fn grow(&mut self, ino: u64, size: u64, data: u32) {
+    /// Adds the zeros that were only in memory in this page, since a write of the page writes them
+    /// too. Those inside `written` are overwritten in memory before.
+    fn write_blank(&mut self, ino: u64, page: u64, written: Range<u64>) {
+        let known = self.of(ino);
+        if known.blank.is_empty() {
+            return;
+        }
+        let all = pages_bytes(page..page + 1);
+        let is_left = |zeros: &Range<u64>| zeros.start < written.start || zeros.end > written.end;
+        let blank: Vec<Range<u64>> = known.blank.within(all.clone()).filter(is_left).collect();
+        known.blank.clear(all);
+        for zeros in blank {
+            let (at, len) = ((zeros.start % PAGE as u64) as usize, (zeros.end - zeros.start) as usize);
+            self.bytes(ino, page, at, Slice { of: Arc::from(vec![0; len]), range: 0..len as u32 }, None);
+        }
+    }
+
+    /// Adds the edit that extends the file to `size`, because of a write that ends there.
+    fn grow(&mut self, ino: u64, size: u64) {
         let mut needs = self.needs(ino, |k| [k.barrier.or(k.inode)]);
-        let took_block = self.of(ino).took_block.get(&(size.saturating_sub(1) / PAGE as u64)).copied();
-        match self.model.size_needs_data {
-            true if self.model.size_in_old_block_needs_data => needs.push(data),
-            true => needs.extend(took_block),
+        let (model, last) = (self.model, size.saturating_sub(1));
+        let page = last / PAGE as u64;
+        let known = self.of(ino);
+        match model.size_needs_data {
+            true if model.size_in_old_block_needs_data => {
+                // The size before this one, if it is in the same page, needs the older bytes of the
+                // page. Without it the file's size is the same, so to need it forbids no state.
+                let before = known.grown.filter(|_| known.size.saturating_sub(1) / PAGE as u64 == page);
+                let sectors = ..=(last % PAGE as u64) as usize / SECTOR;
+                let newest = known.pages.get(&page).into_iter().flat_map(|newest| &newest[sectors]);
+                for n in newest.copied().flatten().filter(|n| before.is_none_or(|before| *n > before)) {
+                    if !needs.contains(&n) {
+                        needs.push(n);
+                    }
+                }
+                needs.extend(before);
+            }
+            true => needs.extend(known.took_block.get(&page).copied()),
             false => {}
         }
-        if self.model.size_in_order {
-            needs.extend(self.of(ino).grown);
+        if model.size_in_order {
+            needs.extend(known.grown);
         }
         let n = self.push(Edit::Grow { ino, size }, needs);
         let known = self.of(ino);
@@ -391,36 +430,51 @@ impl Splitter {
         known.unflushed.push(n);
     }
 
-    /// Records an edit that moved or removed bytes.
-    fn fence(&mut self, ino: u64, n: u32, size: u64) {
+    /// Records that a truncate, hole or shift removed or moved the blocks of these pages.
+    fn cut(&mut self, ino: u64, n: u32, gone: Range<u64>) {
         let known = self.of(ino);
         known.barrier = Some(n);
+        known.blank.clear(pages_bytes(gone.clone()));
+        if !gone.is_empty() {
+            let old: Vec<u64> = known.pages.range(gone.clone()).map(|(page, _)| *page).collect();
+            for page in old {
+                known.pages.remove(&page);
+            }
+        }
+        known.cuts.set(gone, n);
+    }
+
+    /// Records the size that a truncate or shift set.
+    fn resize(&mut self, ino: u64, size: u64) {
+        let known = self.of(ino);
         known.grown = None;
-        known.pages.clear();
         known.took_block.retain(|page, _| page * (PAGE as u64) < size);
         known.size = size;
     }
 
     fn truncate(&mut self, ino: u64, size: u64) {
-        if self.model.cut_zeroes_first {
-            self.zero_tail(ino, size);
-        }
+        let (old, first) = (self.of(ino).size, size.div_ceil(PAGE as u64));
+        self.zero_part(ino, size..old.min(pages_bytes(0..first).end));
         let mut needs = self.needs(ino, |k| [k.barrier.or(k.inode)]);
         if self.model.size_in_order {
             needs.extend(self.of(ino).grown);
         }
         let n = self.push(Edit::Truncate { ino, size }, needs);
-        self.fence(ino, n, size);
+        // A larger size removes no block.
+        self.cut(ino, n, first..if size < old { u64::MAX } else { first });
+        self.resize(ino, size);
     }
 
-    /// Adds the zeros that a truncate inside a page writes past the new end. They are written like
-    /// data, and may reach the disk before the new size.
-    fn zero_tail(&mut self, ino: u64, size: u64) {
-        let (page, at) = (size / PAGE as u64, (size % PAGE as u64) as usize);
-        let old = self.of(ino).size.saturating_sub(page * PAGE as u64).min(PAGE as u64) as usize;
-        if at > 0 && at < old {
-            let of = Arc::from(vec![0; old - at]);
-            self.bytes(ino, page, at, Slice { of, range: 0..(old - at) as u32 }, None);
+    /// Zeroes a part of a page whose block the file keeps, as a truncate does past the new end, and
+    /// a hole at its edges. These zeros are written like data, and may reach the disk before the
+    /// edit of the truncate or hole.
+    fn zero_part(&mut self, ino: u64, bytes: Range<u64>) {
+        if bytes.is_empty() || !self.model.overwrites() {
+            return;
+        }
+        self.of(ino).blank.set(bytes.clone(), ());
+        if self.model.cut_zeroes_first {
+            self.write_blank(ino, bytes.start / PAGE as u64, 0..0);
         }
     }
 
@@ -430,13 +484,13 @@ impl Splitter {
         match how {
             Space::Allocate { keep_size } | Space::Zero { keep_size } => {
                 if matches!(how, Space::Zero { .. }) {
-                    self.zero(ino, offset, end);
+                    self.zero(ino, offset..end, self.model.zeroes_in_place);
                 }
                 if !keep_size && end > size {
                     self.truncate(ino, end);
                 }
             }
-            Space::Punch => self.zero(ino, offset, end),
+            Space::Punch => self.zero(ino, offset..end, false),
             Space::Collapse | Space::Insert => {
                 let (from, to, size) = match how {
                     Space::Collapse => (end, offset, size.saturating_sub(len)),
@@ -450,7 +504,8 @@ impl Splitter {
                 let needs = newer.chain(since).collect();
                 let n = self.push(Edit::Shift { ino, from, to, size }, needs);
                 self.of(ino).shifted = Some(n);
-                self.fence(ino, n, size);
+                self.cut(ino, n, from.min(to) / PAGE as u64..u64::MAX);
+                self.resize(ino, size);
                 // The shift needs all bytes before it, so it no longer matters which pages
                 // allocated blocks.
                 self.of(ino).took_block.clear();
@@ -458,7 +513,9 @@ impl Splitter {
         }
     }
 
-    fn zero(&mut self, ino: u64, from: u64, to: u64) {
+    /// Makes a range read as zeros: a hole, or with `in_place` blocks that the file keeps.
+    fn zero(&mut self, ino: u64, bytes: Range<u64>, in_place: bool) {
+        let Range { start: from, end: to } = bytes;
         if self.model.is_disk {
             // A discard is no barrier: later writes do not need it. It needs no earlier writes,
             // since it overwrites them.
@@ -466,12 +523,27 @@ impl Splitter {
             self.push(Edit::Zero { ino, from, to }, needs);
             return;
         }
+        let (first, last) = (from.div_ceil(PAGE as u64), to / PAGE as u64);
+        let whole = pages_bytes(first..last);
+        let size = self.of(ino).size;
+        if first > last {
+            self.zero_part(ino, from..to.min(size));
+        } else {
+            self.zero_part(ino, from..whole.start.min(size));
+            self.zero_part(ino, whole.end..to.min(size));
+        }
         let needs = self.needs(ino, |k| [k.barrier.or(k.inode)]);
         let n = self.push(Edit::Zero { ino, from, to }, needs);
-        let known = self.of(ino);
-        known.barrier = Some(n);
-        known.pages.clear();
+        self.cut(ino, n, first..if in_place { first } else { last });
+        if in_place && self.model.overwrites() {
+            self.of(ino).blank.set(whole.start..whole.end.min(size), ());
+        }
     }
+}
+
+/// The bytes of these pages.
+fn pages_bytes(pages: Range<u64>) -> Range<u64> {
+    pages.start.saturating_mul(PAGE as u64)..pages.end.saturating_mul(PAGE as u64)
 }
 
 /// Whether an msync of these ranges writes the edit. Edits other than of bytes belong to the whole
@@ -484,5 +556,5 @@ fn is_inside(edit: &Edit, ranges: Option<&[(u64, u64)]>) -> bool {
 
 /// Whether fdatasync may leave the edit out.
 fn is_soft(edit: &Edit) -> bool {
-    matches!(edit, Edit::Attr { .. } | Edit::Xattr { .. } | Edit::Touch { .. })
+    matches!(edit, Edit::Attr { .. } | Edit::Xattr { .. })
 }

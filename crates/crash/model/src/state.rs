@@ -294,7 +294,6 @@ impl State {
                     node.xattrs.remove(name);
                 }
             }),
-            Edit::Touch { .. } => {}
         }
     }
 

@@ -33,6 +33,11 @@ const TABLE: &[(bool, &str)] = &[
     // Truncates to shorter and longer sizes, and writes after them.
     (true, "create f; write f 0+8192 | cut f 0; write f 0+100; out f; other; other"),
     (false, "create f; write f 0+8192 | cut f 100; other; cut f 5000; write f 6000+10; out f; other"),
+    // A write to a page that a truncate left in place.
+    (true, "create f; write f 0+16384 | cut f 4096; write f 0+4096; out f 0; fsync f"),
+    (false, "create f; write f 0+16384 | cut f 4196; write f 4000+90; out f; fsync f"),
+    // An fsync of a write in place, and a name that was changed before it.
+    (true, "create f; write f 0+100; create a | write f 0+100; fsync f; rename a b; write f 0+100; fsync f"),
     // Order of names in one directory and in two; fsync of one file, and the fate of the others.
     (true, "mkdir d | create a; create d/b; write d/b 0+10; fsync d/b; create c; rm a; other"),
     (false, "mkdir d; create a; write a 0+10 | rename a d/a; create a; write a 0+20; fsync a; other"),

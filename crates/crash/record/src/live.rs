@@ -408,9 +408,7 @@ impl Inner {
         let missing = recipe.torn.as_ref().map(|t| t.micro);
         let mut lost: Vec<u32> = history.lost(&recipe);
         lost.extend(missing);
-        let visible = |n: &u32| !matches!(history.micros[*n as usize].edit, Edit::Touch { .. });
-        let mut calls: Vec<u32> =
-            lost.into_iter().filter(visible).map(|n| history.micros[n as usize].event).collect();
+        let mut calls: Vec<u32> = lost.into_iter().map(|n| history.micros[n as usize].event).collect();
         calls.sort_unstable();
         calls.dedup();
         told.lost_count = calls.len() as u64;

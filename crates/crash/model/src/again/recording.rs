@@ -2,6 +2,7 @@
 
 use super::{Crashed, Searched, Subject};
 use crate::campaign::Campaign;
+use crate::early::Early;
 use crate::explore::Plan;
 use crate::history::History;
 use crate::model::Model;
@@ -53,6 +54,10 @@ impl Subject for Recording<'_> {
         self.trace.marks(recipe.at as usize)
     }
 
+    fn is_early(&self, recipe: &Recipe) -> bool {
+        Early::of(&self.trace, self.history()).has(recipe.at)
+    }
+
     fn whole(&self) -> String {
         Recipe::new(self.trace.events.len() as u32, Pick::All).to_string()
     }
@@ -76,6 +81,7 @@ impl Subject for Recording<'_> {
             state: explanation.state.clone(),
             sentence: explanation.sentence.clone(),
             message: explanation.message.clone(),
+            is_refusal: false,
             explanation: Some(explanation),
             losses: Vec::new(),
         });

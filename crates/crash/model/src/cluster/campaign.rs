@@ -3,7 +3,7 @@
 use super::explain::{ClusterExplanation, explain};
 use super::search::{ClusterOutcome, ClusterSearch};
 use crate::explaining::Explaining;
-use crate::recoveries::Recoveries;
+use crate::recoveries::{Recoveries, all_early};
 use crate::run::Ended;
 
 /// The result of a run.
@@ -19,19 +19,18 @@ pub struct ClusterReport {
 
 impl ClusterReport {
     pub fn failed(&self) -> bool {
-        self.outcome.failing > 0 || self.again.as_ref().is_some_and(|again| again.failing > 0)
+        self.outcome.failing > 0 || self.again.as_ref().is_some_and(Recoveries::has_failed)
     }
 
     /// Whether all failures lie before the first promise, and no file was there at the start.
     pub fn is_early(&self) -> bool {
-        let in_recoveries = self.again.as_ref().map_or(0, |again| again.failing);
-        self.outcome.failing > 0 && self.outcome.failing == self.outcome.failing_early && in_recoveries == 0
+        all_early(self.outcome.failing, self.outcome.failing_early, self.again.as_ref())
     }
 
-    /// Whether at least one state was judged and none failed.
+    /// Whether crash states were judged and none failed.
     pub fn passed(&self) -> bool {
         let is_judged = self.again.as_ref().is_none_or(|again| again.broken.is_none());
-        !self.failed() && self.outcome.is_judged() && is_judged
+        !self.failed() && self.outcome.is_judged() && self.outcome.has_crash_states() && is_judged
     }
 }
 

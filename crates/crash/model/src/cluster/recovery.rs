@@ -4,8 +4,8 @@ use super::campaign::explore_cluster;
 use super::clock::Cluster;
 use super::judge::crashed;
 use super::plan::{Plan, Recipes};
-use super::search::ClusterSearch;
-use crate::again::{Again, Crashed, Searched, Subject};
+use super::search::{ClusterOutcome, ClusterSearch};
+use crate::again::{Again, Crashed, Found, Searched, Subject};
 use crate::recipe::Pick;
 use crate::recoveries::{FailingRecovery, Recoveries};
 use crate::run::{Budget, Checker};
@@ -13,8 +13,11 @@ use crate::trace::Trace;
 use std::sync::Arc;
 
 impl Again<'_, Vec<Trace>> {
-    pub fn run(&self, cluster: &Arc<Cluster>) -> Recoveries {
-        self.run_on(cluster.clone())
+    /// `outcome` is that of the search through the states of the cluster.
+    pub fn run(&self, cluster: &Arc<Cluster>, outcome: &ClusterOutcome) -> Recoveries {
+        let found = outcome.failures.iter().map(|failure| &failure.recipes);
+        let found = Found::by_search(cluster, found, outcome.failing);
+        self.run_on(cluster.clone(), &found)
     }
 }
 
@@ -35,6 +38,10 @@ impl Subject for Arc<Cluster> {
 
     fn marks(&self, recipes: &Recipes) -> Vec<&str> {
         self.told(recipes)
+    }
+
+    fn is_early(&self, recipes: &Recipes) -> bool {
+        Cluster::is_early(self, recipes)
     }
 
     fn whole(&self) -> String {
@@ -62,6 +69,7 @@ impl Subject for Arc<Cluster> {
             sentence: cause.sentence(&self.names),
             state: cause.state,
             message: cause.message,
+            is_refusal: false,
             explanation: None,
             losses: cause.losses,
         });

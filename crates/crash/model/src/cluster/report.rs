@@ -7,6 +7,7 @@ use super::manifest::{Manifest, recording_of};
 use crate::describe::count;
 use crate::recoveries::Recoveries;
 use crate::report::{Finding, Rendered, Summary, coverage_of, escape_json, junit, said, sarif};
+use crate::run::ONLY_COMPLETE;
 use kedge_base::printable;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -30,6 +31,7 @@ impl ClusterTold<'_> {
     pub fn verdict(&self) -> String {
         let of_search = self.verdict_of_search();
         match &self.report.again {
+            Some(again) if again.has_failed() && of_search == ONLY_COMPLETE => again.verdict(),
             Some(again) => format!("{of_search}; {}", again.verdict()),
             None => of_search,
         }
@@ -45,6 +47,9 @@ impl ClusterTold<'_> {
         }
         if report.outcome.states == 0 {
             return "no verdict: the search ended before any state was judged".to_owned();
+        }
+        if report.outcome.failing == 0 && !report.outcome.has_crash_states() {
+            return ONLY_COMPLETE.to_owned();
         }
         let states = count(report.outcome.states, "distinct crash state");
         let of = format!("{states} of {} nodes", self.cluster.len());

@@ -9,7 +9,7 @@ use super::plan::{Plan, Recipes};
 use crate::model::Model;
 use crate::page::Digest;
 use crate::recipe::{Pick, Recipe};
-use crate::run::{Budget, Checker, Ended, Hear, Phase, Progress, Verdict};
+use crate::run::{Budget, Checker, Ended, Hear, Phase, Progress, Verdict, crash_states_were_judged};
 use crate::state::State;
 use kedge_base::{Clock, SystemClock};
 use parking_lot::Mutex;
@@ -57,6 +57,11 @@ impl ClusterOutcome {
     /// Whether the checker judged states, and accepts the complete one.
     pub fn is_judged(&self) -> bool {
         self.broken.is_none() && self.fails_uncrashed.is_none() && self.states > 0
+    }
+
+    /// Whether crash states were judged, besides the complete state.
+    pub fn has_crash_states(&self) -> bool {
+        crash_states_were_judged(self.states, self.unreached)
     }
 
     /// Whether every systematic state was tried.

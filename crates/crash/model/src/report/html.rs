@@ -82,10 +82,11 @@ pub(crate) fn page(summary: &Summary<'_>, fill: impl FnOnce(&mut String)) -> Str
 /// Adds the failures in recoveries to the page.
 pub(crate) fn recoveries(page: &mut String, again: Option<&Recoveries>, summary: &Summary<'_>, replay: &str) {
     for failure in again.iter().flat_map(|again| &again.failures) {
+        let title = if failure.is_refusal { "Failing state" } else { "Failure in a recovery" };
         put(
             page,
             format_args!(
-                "<section><h2>Failure in a recovery</h2>\n<p class=\"sentence\">{}</p>\n\
+                "<section><h2>{title}</h2>\n<p class=\"sentence\">{}</p>\n\
                  <p>The checker said:</p><pre>{}</pre>\n<p class=\"again\">See it again: \
                  <code>{replay} {} --model {} --state {} --check CMD --keep DIR</code></p></section>\n",
                 escape(&failure.sentence),

@@ -214,6 +214,7 @@ fn a_failure_of_a_recovery_is_a_finding() {
         state: "4.durable/9".to_owned(),
         sentence: "In the recovery: it fails.".to_owned(),
         message: "bad".to_owned(),
+        is_refusal: false,
         explanation,
         losses: Vec::new(),
     };

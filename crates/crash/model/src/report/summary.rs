@@ -56,7 +56,7 @@ impl Recoveries {
                 state: &failure.state,
                 sentence: failure.sentence.clone(),
                 message: &failure.message,
-                in_recovery: true,
+                in_recovery: !failure.is_refusal,
                 place: place(losses.first().and_then(|(node, _)| *node)),
                 losses,
             }

@@ -167,7 +167,7 @@ impl<'a> Commits<'a> {
             Some(0) => Ok(Verdict::Good),
             Some(1 | 4) => Ok(Verdict::Bad(first_cause(&report)?)),
             Some(2) => bail!(usage(&words_of(&explored))),
-            _ => Ok(Verdict::None(last_line(&explored))),
+            _ => Ok(Verdict::None(why_without_verdict(&explored))),
         }
     }
 
@@ -214,6 +214,15 @@ fn last_line(out: &Output) -> String {
     let lines = [&out.stderr, &out.stdout].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
     let last = lines.iter().find_map(|text| text.lines().rev().find(|line| !line.trim().is_empty()));
     last.map_or_else(|| out.status.to_string(), str::to_owned)
+}
+
+/// Why a search has no verdict: its error message, or the first line of its report.
+fn why_without_verdict(out: &Output) -> String {
+    let report = String::from_utf8_lossy(&out.stdout);
+    match report.lines().next() {
+        Some(line) if out.stderr.is_empty() => line.trim_start_matches("no verdict: ").to_owned(),
+        _ => words_of(out),
+    }
 }
 
 /// The error message of this program, without the prefix `kedge: `.

@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// The budget of states if the user sets neither states nor time.
 const STATES_DEFAULT: u64 = 10_000;
 const RECOVERIES_DEFAULT: u64 = 32;
-/// Exit code: no verdict. The checker, the recording or the machine is faulty, or a signal ended
-/// the search.
+/// Exit code: no verdict. The checker, the recording or the machine is faulty, the budget ended
+/// before any crash state, or a signal ended the search.
 pub const NO_VERDICT: u8 = 3;
 /// Exit code: the only failures lie before the first promise, and no file was there at the start.
 pub const ONLY_EARLY: u8 = 4;
@@ -34,7 +34,8 @@ Exit codes:
   1  the check fails on a state that a crash may leave
   2  wrong usage
   3  no verdict: the check fails without any crash or cannot be run, there is no room for a state,
-     the recording cannot be read, or a signal came before a failure was found
+     the recording cannot be read, the budget ended before any crash state was tried, or a signal
+     came before a failure was found
   4  the check fails only on states before the first promise, and no file was there at the start";
 
 #[derive(clap::Args, Debug)]
@@ -155,7 +156,7 @@ fn search(
     if let (true, Some(depth), Some(recorder)) = (is_sound, args.effort.again, recorder) {
         let recoveries = args.effort.again_recoveries.unwrap_or(RECOVERIES_DEFAULT);
         let again = Again { checker, recorder, depth, recoveries, budget, hear };
-        report.again = Some(again.run(trace, model));
+        report.again = Some(again.run(trace, model, &report.outcome));
     }
     shown.end();
     report

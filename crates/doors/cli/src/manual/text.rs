@@ -57,7 +57,8 @@ const EXIT_JUDGED: Section = (
     ],
 );
 const NO_VERDICT: &str = "No verdict: the check fails without any crash or cannot be run, there is no room for a \
-                          state, the recording cannot be read, or a signal came before a failure was found.";
+                          state, the recording cannot be read, the budget ended before any crash state was \
+                          tried, or a signal came before a failure was found.";
 const EXIT_REPLAYED: Section = (
     "EXIT STATUS",
     &[

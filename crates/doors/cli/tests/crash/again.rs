@@ -211,6 +211,25 @@ fn checks_that_recover_nothing_are_refused() {
     place.run("crash replay run.kcr --state 4/x --check true").refused(2, &["4/x"]);
 }
 
+/// A budget of one state ends the search before any crash state. The recoveries start from crash
+/// states, and the check fails on some of these.
+#[test]
+fn a_crash_state_that_the_search_did_not_reach_is_a_failure() {
+    needs_fuse!();
+    let place = Place::new();
+    fs::create_dir(place.path("from")).unwrap();
+    record(&place, "echo one > doc.tmp; mv doc.tmp doc; echo saved one");
+    let words = ["crash", "explore", "run.kcr", "--model", "ext4", "--budget", "1", "--html", "page.html"];
+    let check = ["--check", "test -z \"$KEDGE_ACKED\" || test \"$(cat doc)\" = one"];
+    let run = place.kedge(words.into_iter().chain(check).chain(["--again", "1"]));
+    assert_eq!(run.code, 1, "{}{}", run.out, run.err);
+    assert!(run.out.starts_with("the check fails on "), "{}", run.out);
+    assert!(run.out.contains(", which the search did not reach."), "{}", run.out);
+    assert!(fs::read_to_string(place.path("page.html")).unwrap().contains("<h2>Failing state</h2>"));
+    let run = place.kedge(words.into_iter().chain(check));
+    assert_eq!(run.code, 3, "{}{}", run.out, run.err);
+}
+
 /// JUnit and HTML reports have the failure of the recovery too.
 #[test]
 fn every_report_has_the_failure_of_a_recovery() {

@@ -41,8 +41,12 @@ fn words<'a>(command: &[&'a str]) -> Vec<&'a str> {
 }
 
 fn in_repository(place: &Place, command: &[&str]) -> (i32, String, String) {
+    run_in_repository(place, &words(command))
+}
+
+fn run_in_repository(place: &Place, words: &[&str]) -> (i32, String, String) {
     let mut run = place.command(env!("CARGO_BIN_EXE_kedge"));
-    run.current_dir(place.path("repository")).args(words(command));
+    run.current_dir(place.path("repository")).args(words);
     let out = run.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (out.status.code().unwrap(), text(&out.stdout), text(&out.stderr))
@@ -72,6 +76,19 @@ fn a_commit_that_cannot_be_tested_is_left_open() {
     assert!(out.contains(" three: no verdict: it does not build: broken"), "{out}");
     let (_, left) = out.split_once("one of these").unwrap();
     assert!(left.contains("three") && left.contains("four") && !left.contains("five"), "{out}");
+}
+
+/// A budget that ends before any crash state makes no commit a good one.
+#[test]
+fn a_commit_of_which_no_crash_state_was_tried_has_no_verdict() {
+    needs_fuse!();
+    let place = repository(false);
+    let mut words = words(&["watch", "--commits", "1"]);
+    let budget = words.iter().position(|word| *word == "2000").unwrap();
+    words[budget] = "1";
+    let (code, out, err) = run_in_repository(&place, &words);
+    assert_eq!(code, 3, "{out}{err}");
+    assert!(out.contains(" five: no verdict: the budget ended before any crash state"), "{out}{err}");
 }
 
 #[test]

@@ -92,7 +92,7 @@ fn what_is_recorded_is_what_was_done() {
         cp -a . \"$OLDPWD/left\"";
     record(&place, &["--from", "from"], &format!("export OLDPWD={}; {script}", place.path("").display()))
         .ok();
-    let run = place.run("crash explore run.kcr --check true --json --budget 1");
+    let run = place.run("crash explore run.kcr --check true --json --budget 2");
     assert_eq!(run.code, 0, "{}", run.err);
     let trace = kedge_crash::kcr::read(&fs::read(place.path("run.kcr")).unwrap()[..]).unwrap().trace;
     let names: Vec<&str> = trace.events.iter().map(|e| e.call.name()).collect();
@@ -259,6 +259,10 @@ fn recordings_and_checkers_that_are_no_good() {
     assert_eq!(run.code, 1, "{}{}", run.out, run.err);
     assert!(run.out.contains("did not end"), "{}", run.out);
     place.kedge(["crash", "explore", "run.kcr", "--check", "test ! -e h && rm -f f g && touch h"]).ok();
+    // The complete state alone says nothing about crashes.
+    let run = place.run("crash explore run.kcr --check true --budget 1");
+    assert_eq!(run.code, 3, "{}", run.out);
+    assert!(run.out.starts_with("no verdict: the budget ended before any crash state"), "{}", run.out);
     // The report says that the budget ended early.
     let run = place.kedge(["crash", "explore", "run.kcr", "--check", "true", "--budget", "2"]);
     assert_eq!(run.code, 0, "{}", run.err);

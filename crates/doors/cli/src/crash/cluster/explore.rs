@@ -86,7 +86,7 @@ fn search(
         let recoveries = args.effort.again_recoveries.unwrap_or(RECOVERIES_DEFAULT);
         let recorder = &Recoveries { names: &cluster.names, checker, timeout: args.judge.timeout, stop };
         let again = Again { checker, recorder, depth, recoveries, budget, hear };
-        report.again = Some(again.run(cluster));
+        report.again = Some(again.run(cluster, &report.outcome));
     }
     shown.end();
     report
