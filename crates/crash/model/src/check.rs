@@ -7,7 +7,8 @@
 //! costs a copy in memory.
 //!
 //! The command runs in its own process group, with limits of memory and time. When the command ends
-//! or its time is over, the whole group is killed. If memory runs out, the kernel kills a checker
+//! or its time is over, the whole group is killed, and every process that has left it
+//! ([`crate::leftovers`]). If memory runs out, the kernel kills a checker
 //! before any other process. Only the last part of its standard output and error is kept.
 //!
 //! If the disk is full, the failure of a checker says nothing about the program and counts as no
@@ -15,6 +16,7 @@
 
 use crate::beneath::{self, Beneath};
 use crate::edit::Edit;
+use crate::leftovers::{self, DIR_VARIABLE};
 use crate::loops::{self, DEVICE_FILE, DEVICE_VARIABLE, Loop};
 use crate::observed::{Observed, read_tree, without};
 use crate::run::{Case, Checker, Verdict};
@@ -34,7 +36,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The number of bytes kept of a checker's output.
@@ -58,6 +60,8 @@ pub struct CommandChecker {
     /// How the checker gets the block device, if one was recorded.
     pub device: Option<DeviceAs>,
     work: WorkDir,
+    /// The number of states made so far.
+    made: AtomicU64,
 }
 
 /// The form in which a checker gets a block device.
@@ -66,6 +70,23 @@ pub enum DeviceAs {
     File,
     /// A loop device over that file.
     Loop,
+}
+
+/// The directory of a state. It is removed with this value.
+struct Made(PathBuf);
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        // What stays is removed with the directory of the run.
+        if let Err(e) = clear(&self.0) {
+            tracing::warn!("{} cannot be removed yet: {e}", self.0.display());
+        }
+    }
+}
+
+/// What the names of the directories of a job's states begin with.
+fn job(case: &Case<'_>) -> String {
+    format!("{}.", case.job)
 }
 
 /// How a checker ended.
@@ -94,8 +115,9 @@ impl CommandChecker {
             Ok(())
         };
         let work = WorkDir::new(&place, "kedge-crash-", release)?;
-        let stop = Arc::default();
-        Ok(CommandChecker { command: command.to_owned(), timeout, memory, stop, device: None, work })
+        leftovers::adopt()?;
+        let (stop, made) = (Arc::default(), AtomicU64::new(0));
+        Ok(CommandChecker { command: command.to_owned(), timeout, memory, stop, device: None, work, made })
     }
 
     /// Judges a state by the command with these arguments (`$1` and so on).
@@ -107,9 +129,10 @@ impl CommandChecker {
     }
 
     fn judge(&self, case: &Case<'_>, args: &[OsString]) -> io::Result<Verdict> {
-        let root = self.make(case)?;
+        let made = self.make(case)?;
+        let root = &made.0;
         let output = scratch(&root.join("output"))?;
-        let end = self.execute(case, &root, args, &output, &output)?;
+        let end = self.execute(case, root, args, &output, &output)?;
         self.with_room(self.verdict(&end, &tail(&output)?))
     }
 
@@ -120,9 +143,10 @@ impl CommandChecker {
         case: &Case<'_>,
         is_tree_wanted: bool,
     ) -> io::Result<Result<Observed, Verdict>> {
-        let root = self.make(case)?;
+        let made = self.make(case)?;
+        let root = &made.0;
         let (out, err) = (scratch(&root.join("output"))?, scratch(&root.join("errors"))?);
-        let end = self.execute(case, &root, &[], &out, &err)?;
+        let end = self.execute(case, root, &[], &out, &err)?;
         let (printed, complaint) = (tail(&out)?, tail(&err)?);
         let said = if complaint.is_empty() { &printed } else { &complaint };
         let status = match (self.with_room(self.verdict(&end, said))?, &end) {
@@ -140,13 +164,15 @@ impl CommandChecker {
     }
 
     /// Makes the state in a new directory. Returns that directory; the tree is in `state` below it.
-    fn make(&self, case: &Case<'_>) -> io::Result<PathBuf> {
-        let root = self.work.path().join(format!("job{}", case.job));
-        clear(&root)?;
-        let dir = root.join("state");
+    /// No later state gets the same name: a process that an earlier checker has left running may
+    /// write to the path that it knows.
+    fn make(&self, case: &Case<'_>) -> io::Result<Made> {
+        let number = self.made.fetch_add(1, Ordering::Relaxed);
+        let made = Made(self.work.path().join(format!("{}{number}", job(case))));
+        let dir = made.0.join("state");
         fs::create_dir_all(&dir)?;
         materialise(case.state, &dir)?;
-        Ok(root)
+        Ok(made)
     }
 
     fn execute(
@@ -167,7 +193,10 @@ impl CommandChecker {
         if let Some(attached) = &attached {
             command.env(DEVICE_VARIABLE, attached.path());
         }
-        let end = self.wait(&mut command, &[out, err])?;
+        let end = self.wait(&mut command, &[out, err]);
+        // Earlier checkers of this job may have left processes too, which were orphans too late.
+        leftovers::end(&self.work.path().join(job(case)));
+        let end = end?;
         drop(attached);
         Ok(end)
     }
@@ -211,7 +240,7 @@ impl CommandChecker {
             .current_dir(dir)
             .env("KEDGE_CHECK", &self.command)
             .env("KEDGE_STATE", format!("{}{}", case.within, case.recipe))
-            .env("KEDGE_DIR", dir)
+            .env(DIR_VARIABLE, dir)
             .env("KEDGE_ACKED_FILE", &told_file)
             .env("KEDGE_ACKED_COUNT", case.told.len().to_string())
             .stdin(Stdio::null())

@@ -118,7 +118,8 @@ impl Paths {
             | Call::Attr { ino, .. }
             | Call::Xattr { ino, .. }
             | Call::Fsync { ino, .. }
-            | Call::Msync { ino, .. } => (self.inode(*ino, at), none()),
+            | Call::Msync { ino, .. }
+            | Call::SyncRange { ino, .. } => (self.inode(*ino, at), none()),
             Call::Process { .. }
             | Call::Sync { .. }
             | Call::Mark { .. }
@@ -148,7 +149,7 @@ impl Paths {
             Call::Write { offset, data, .. } => {
                 format!("{name}({path:?}, {} bytes at {offset})", data.len())
             }
-            Call::Msync { ranges, .. } => {
+            Call::Msync { ranges, .. } | Call::SyncRange { ranges, .. } => {
                 let range = |(from, to): &(u64, u64)| format!(", {} bytes at {from}", to - from);
                 format!("{name}({path:?}{})", ranges.iter().map(range).collect::<String>())
             }

@@ -306,6 +306,7 @@ impl<'a> Build<'a> {
                     self.trace.events[*at as usize].call,
                     Call::Fsync { .. }
                         | Call::Msync { .. }
+                        | Call::SyncRange { .. }
                         | Call::Sync { .. }
                         | Call::Mark { .. }
                         | Call::End { .. }

@@ -69,6 +69,7 @@ impl FilesChecker {
                     Call::Mark { .. }
                     | Call::Fsync { .. }
                     | Call::Msync { .. }
+                    | Call::SyncRange { .. }
                     | Call::Sync { .. }
                     | Call::Rename { .. }
                     | Call::Link { .. }

@@ -66,7 +66,9 @@ impl History {
                     splitter.give_up(Some(*ino), *since, None);
                     continue;
                 }
-                Call::Msync { ino, ranges, since } if !event.ok() => {
+                Call::Msync { ino, ranges, since } | Call::SyncRange { ino, ranges, since, .. }
+                    if !event.ok() =>
+                {
                     splitter.give_up(Some(*ino), *since, Some(ranges));
                     continue;
                 }
@@ -77,13 +79,19 @@ impl History {
                 _ if !event.ok() => continue,
                 // In a total order a persistence call persists everything before it: it cannot skip
                 // earlier edits.
-                Call::Fsync { since, .. } | Call::Msync { since, .. } | Call::Sync { since }
+                Call::Fsync { since, .. }
+                | Call::Msync { since, .. }
+                | Call::SyncRange { since, .. }
+                | Call::Sync { since }
                     if is_total(model, &event.call) =>
                 {
                     upto_event(&splitter, *since)
                 }
                 Call::Fsync { ino, datasync, since } => splitter.take_synced(*ino, *datasync, *since, None),
                 Call::Msync { ino, ranges, since } => splitter.take_synced(*ino, true, *since, Some(ranges)),
+                Call::SyncRange { ino, datasync, ranges, since } => {
+                    splitter.take_synced(*ino, *datasync, *since, Some(ranges))
+                }
                 _ => continue,
             };
             durable.make(&splitter.micros, synced, number as u32);

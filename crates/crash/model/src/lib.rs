@@ -21,6 +21,7 @@
 //! cluster               several recordings on one clock, all crashed at one moment
 //! again, recoveries     crashes the recoveries from crash states; the results
 //! workdir, beneath      directories that outlive no run; files that lie below one
+//! leftovers             ends the processes that a checker has left running
 //! loops                 files as block devices
 //! disk                  a file system in memory, for tests in Rust
 //! ```
@@ -45,6 +46,7 @@ mod files;
 mod history;
 mod infer;
 pub mod kcr;
+pub mod leftovers;
 pub mod loops;
 mod model;
 mod observed;

@@ -201,6 +201,7 @@ impl Splitter {
             Call::Process { .. }
             | Call::Fsync { .. }
             | Call::Msync { .. }
+            | Call::SyncRange { .. }
             | Call::Sync { .. }
             | Call::Mark { .. }
             | Call::Baseline

@@ -157,6 +157,15 @@ pub enum Call {
         ranges: Vec<(u64, u64)>,
         since: u64,
     },
+    /// The end of a write with `O_DSYNC`, `O_SYNC` or `RWF_DSYNC`: the effect of fdatasync, or with
+    /// `datasync` false of fsync, on the pages of these ranges of the file. The kernel writes and
+    /// waits for no other page. Ranges and `since` are those of `Msync`.
+    SyncRange {
+        ino: u64,
+        datasync: bool,
+        ranges: Vec<(u64, u64)>,
+        since: u64,
+    },
 }
 
 impl Call {
@@ -193,6 +202,8 @@ impl Call {
             Call::End { .. } => "end",
             Call::Device { .. } => "device",
             Call::Msync { .. } => "msync",
+            Call::SyncRange { datasync: true, .. } => "O_DSYNC",
+            Call::SyncRange { datasync: false, .. } => "O_SYNC",
         }
     }
 
@@ -285,8 +296,10 @@ impl Trace {
         new.sort_by_key(|(before, _)| *before);
         let places: Vec<usize> = new.iter().map(|(before, _)| *before).collect();
         let moved = |mut event: Event| {
-            if let Call::Fsync { since, .. } | Call::Msync { since, .. } | Call::Sync { since } =
-                &mut event.call
+            if let Call::Fsync { since, .. }
+            | Call::Msync { since, .. }
+            | Call::SyncRange { since, .. }
+            | Call::Sync { since } = &mut event.call
             {
                 *since += places.partition_point(|at| (*at as u64) < *since) as u64;
             }

@@ -38,11 +38,18 @@ fn is_plain_of(name: &[u8], longest: usize) -> bool {
 pub(crate) fn vet(event: &Event, number: u64) -> Result<(), &'static str> {
     names(event)?;
     match &event.call {
-        Call::Fsync { since, .. } | Call::Msync { since, .. } | Call::Sync { since } if *since > number => {
+        Call::Fsync { since, .. }
+        | Call::Msync { since, .. }
+        | Call::SyncRange { since, .. }
+        | Call::Sync { since }
+            if *since > number =>
+        {
             Err("it makes events durable that come after it")
         }
         // The ranges of a failed call are checked too, since reports show them.
-        Call::Msync { ranges, .. } if ranges.iter().any(|(from, to)| from > to || *to > SIZE_MAX) => {
+        Call::Msync { ranges, .. } | Call::SyncRange { ranges, .. }
+            if ranges.iter().any(|(from, to)| from > to || *to > SIZE_MAX) =>
+        {
             Err("its range is none of a file")
         }
         call if event.ok() => values(call),

@@ -9,6 +9,7 @@
 //! time of the same clock and counts for the whole cluster.
 
 use crate::error::{RecordError, io_error};
+use crate::family::DIR_VARIABLE;
 use crate::log::Log;
 use crate::output::Output;
 use crate::outside::Outside;
@@ -241,7 +242,7 @@ fn start_all(
         // A promise counts for the whole cluster, so its recording may be that of any node.
         let mark = machine.unwrap_or(&machines[0]).mount.point.dir.join(MARK_FILE);
         let mut command = Command::new("/bin/sh");
-        command.args(["-c", text]).env("KEDGE_DIR", dir).env("KEDGE_MARK", mark);
+        command.args(["-c", text]).env(DIR_VARIABLE, dir).env("KEDGE_MARK", mark);
         if let Some(machine) = machine {
             command.env("KEDGE_NODE", &machine.node.name);
         }

@@ -6,6 +6,7 @@
 //! log         the growing recording; processes of the calls
 //! recording   the file system that records its calls
 //! output      the command's standard output, which may contain promises
+//! family      which processes belong to the command
 //! outside     files that the command writes outside the mount
 //! mapped      stores through shared mappings, collected before each call
 //! msync       the range of an msync
@@ -34,6 +35,7 @@ mod changed;
 mod cluster;
 mod device;
 mod error;
+mod family;
 mod lazy;
 mod live;
 mod log;

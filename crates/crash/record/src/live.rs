@@ -119,7 +119,7 @@ impl Live {
     /// Takes a file system whose present contents count as durable. At most `history_max` bytes of
     /// calls are kept in memory.
     pub fn new(fs: FileSystem, history_max: u64) -> Result<Live> {
-        let log = Arc::new(Log::in_memory(baseline(&fs)?));
+        let log = Arc::new(Log::in_memory(baseline(&fs, &[])?));
         let recording = Recording::plain(fs.clone(), log.clone());
         let world = World { recording, log, forgotten: 0, failed: None };
         Ok(Live(Arc::new(Inner {
@@ -387,10 +387,26 @@ fn processes(kill: Option<Kill>, caller: u32) -> Vec<i32> {
     pid.into_iter().collect()
 }
 
+/// The files that were made without a name (`O_TMPFILE`). Each may have got one, or be closed.
+fn nameless(events: &[kedge_crash::Event]) -> Vec<Ino> {
+    let made = |event: &kedge_crash::Event| match event.call {
+        Call::Tmpfile { ino, .. } if event.ok() => Some(Ino(ino)),
+        _ => None,
+    };
+    events.iter().filter_map(made).collect()
+}
+
 impl Inner {
-    /// Starts a new history with the current contents.
+    /// Starts a new history with the current contents. No call of the present one is lost.
     fn begin(&self, world: &mut World) -> Result<()> {
-        world.log = Arc::new(Log::in_memory(baseline(&self.fs)?));
+        let mut open = Vec::new();
+        world.log.look(|events| open = nameless(events));
+        self.begin_with(world, &open)
+    }
+
+    /// Starts a new history with the current contents, which may include these nameless files.
+    fn begin_with(&self, world: &mut World, nameless: &[Ino]) -> Result<()> {
+        world.log = Arc::new(Log::in_memory(baseline(&self.fs, nameless)?));
         world.recording = Recording::plain(self.fs.clone(), world.log.clone());
         Ok(())
     }
@@ -415,7 +431,8 @@ impl Inner {
         let named = calls.iter().take(NAMED_MAX);
         told.lost = named.map(|n| paths.call(*n as usize, &trace.events[*n as usize])).collect();
         restore(&self.fs, &history.state(&recipe))?;
-        self.begin(world)
+        // No open file of before the crash can be used any more.
+        self.begin_with(world, &[])
     }
 
     /// Applies to a file's pages what a failed fsync does on file system `like`; see [`Like`].

@@ -5,7 +5,7 @@
 //! covers gets back the bytes and the size at its last fsync, in place. So inodes keep their
 //! numbers, and open files stay usable.
 
-use super::{Inner, Live, World};
+use super::{Inner, Live, World, nameless};
 use crate::lazy::Kept;
 use crate::tree::{set_size, write_all};
 use kedge_crash::state::{Body, FileBody};
@@ -72,6 +72,7 @@ impl Live {
     fn revert(&self, world: &mut World, kept: &[Kept], lost: &mut LostBytes) -> Result<()> {
         let inner = &self.0;
         let trace = Trace { events: world.log.cut() };
+        let nameless = nameless(&trace.events);
         let pending = Pending::of(&trace);
         let disk = pending.history.state(&pending.durable);
         for (ino, bytes) in &pending.files {
@@ -88,7 +89,7 @@ impl Live {
         }
         keep(inner, kept, &mut lost.missing)?;
         inner.fs.sync()?;
-        inner.begin(world)
+        inner.begin_with(world, &nameless)
     }
 }
 

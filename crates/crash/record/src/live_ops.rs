@@ -8,6 +8,7 @@ use kedgefs::{
     Attr, DirEntry, Error, FallocateMode, Ino, Owner, RenameMode, Result, SeekKind, SetAttr, StatFs,
     WriteMode, XattrMode,
 };
+use std::ops::Range;
 
 impl Live {
     fn made(
@@ -186,6 +187,13 @@ impl Ops for Live {
         self.change(On::Write, &[(ino, None)], |world| {
             world.recording.write_with(self.real(ino)?, offset, data, mode)
         })
+    }
+
+    fn wrote_to_sync(&self, ino: Ino, range: Range<u64>) {
+        // After a crash the number is of an earlier generation, and no FSYNC of it succeeds.
+        if let Ok((world, ino)) = self.enter().and_then(|world| Ok((world, self.real(ino)?))) {
+            world.recording.wrote_to_sync(ino, range);
+        }
     }
 
     fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {

@@ -1,6 +1,7 @@
 //! A file system that records its calls.
 
 use crate::changed::changed;
+use crate::family::Family;
 use crate::log::{Log, State};
 use crate::mapped::{Except, FILES_DIR, Mapped};
 
@@ -11,10 +12,17 @@ use kedgefs::{
     Attr, DirEntry, Error, FallocateMode, FileSystem, Ino, Owner, RenameMode, Result, SeekKind, SetAttr,
     StatFs, WriteMode, XattrMode,
 };
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Each line written to this file in the root directory is a mark. No directory lists it.
 pub const MARK_FILE: &str = ".kedge-mark";
+
+/// The most threads whose unfinished writes are remembered. At the limit all are dropped, and their
+/// FSYNCs count for the whole file.
+const WRITES_MAX: usize = 1 << 12;
 
 /// A [`FileSystem`] whose changes are recorded.
 #[derive(Clone)]
@@ -25,6 +33,37 @@ pub struct Recording {
     mark_ino: Option<Ino>,
     /// The collector of stores through mappings, if they are collected.
     mapped: Option<Arc<Mapped>>,
+    writes: Arc<SyncedWrites>,
+    /// The processes whose sync(2) and syncfs(2) count as the program's; `None` for all.
+    family: Option<Arc<Family>>,
+}
+
+/// A file, the first byte of a range of it and the byte after the last.
+type Written = (Ino, Vec<(u64, u64)>);
+
+/// The ranges that writes with `O_DSYNC` or `O_SYNC` have put, by thread, until the FSYNC that the
+/// kernel sends at the end of the write.
+#[derive(Default)]
+struct SyncedWrites(Mutex<HashMap<u32, Written>>);
+
+impl SyncedWrites {
+    fn add(&self, tid: u32, ino: Ino, range: Range<u64>) {
+        let mut writes = self.0.lock();
+        // The FSYNC of a write that its thread did not finish never comes.
+        if writes.len() >= WRITES_MAX {
+            writes.clear();
+        }
+        let (of, ranges) = writes.entry(tid).or_insert((ino, Vec::new()));
+        if *of != ino {
+            (*of, *ranges) = (ino, Vec::new());
+        }
+        ranges.push((range.start, range.end));
+    }
+
+    /// Removes the entry of a thread. Returns its ranges if the thread's FSYNC is of the same file.
+    fn take(&self, tid: u32, ino: Ino) -> Option<Vec<(u64, u64)>> {
+        self.0.lock().remove(&tid).filter(|(of, _)| *of == ino).map(|(_, ranges)| ranges)
+    }
 }
 
 /// The error of an fsync whose bytes were lost to a crash or to the failure of another fsync.
@@ -40,7 +79,7 @@ impl Recording {
     /// Makes a recording with a file for marks, which `owner` owns.
     pub fn with_marks(fs: FileSystem, log: Arc<Log>, owner: Owner) -> Result<Recording> {
         let attr = fs.create(Ino::ROOT, MARK_FILE.as_bytes(), 0o622, owner)?;
-        Ok(Recording { fs, log, mark_ino: Some(attr.ino), mapped: None })
+        Ok(Recording { mark_ino: Some(attr.ino), ..Recording::plain(fs, log) })
     }
 
     /// Lets stores through shared mappings be collected before each call.
@@ -53,7 +92,18 @@ impl Recording {
 
     /// Makes a recording without a file for marks, so that every name belongs to the user.
     pub fn plain(fs: FileSystem, log: Arc<Log>) -> Recording {
-        Recording { fs, log, mark_ino: None, mapped: None }
+        Recording { fs, log, mark_ino: None, mapped: None, writes: Arc::default(), family: None }
+    }
+
+    /// Lets only the sync(2) and syncfs(2) of these processes be recorded.
+    pub fn of_family(self, family: Arc<Family>) -> Recording {
+        Recording { family: Some(family), ..self }
+    }
+
+    /// Whether a sync of the whole file system is the program's. Any process of the machine may
+    /// call it.
+    fn is_sync_ours(&self) -> bool {
+        self.family.as_ref().is_none_or(|family| family.has(caller()))
     }
 
     fn is_control(&self, dir: Ino, name: &[u8]) -> bool {
@@ -161,15 +211,20 @@ impl Recording {
         let number = ino.map(|ino| ino.0);
         let (since, drops) = (state.count, state.drops(number));
         drop(state);
-        let ranges = ino.zip(self.mapped.as_ref()).and_then(|(ino, mapped)| mapped.msync_ranges(ino, tid));
+        let written = ino.and_then(|ino| self.writes.take(tid, ino));
+        let ranges = match &written {
+            Some(_) => None,
+            None => ino.zip(self.mapped.as_ref()).and_then(|(ino, mapped)| mapped.msync_ranges(ino, tid)),
+        };
         // Collect after `since` is read: the kernel has already written what the call promises, and
         // the call does not promise what is collected now.
         self.prepare(&Except::None);
         Box::new(move |result| {
-            let call = match (ino, ranges) {
-                (Some(ino), Some(ranges)) => Call::Msync { ino: ino.0, ranges, since },
-                (Some(ino), None) => Call::Fsync { ino: ino.0, datasync, since },
-                (None, _) => Call::Sync { since },
+            let call = match (ino, written, ranges) {
+                (Some(ino), Some(ranges), _) => Call::SyncRange { ino: ino.0, datasync, ranges, since },
+                (Some(ino), None, Some(ranges)) => Call::Msync { ino: ino.0, ranges, since },
+                (Some(ino), None, None) => Call::Fsync { ino: ino.0, datasync, since },
+                (None, ..) => Call::Sync { since },
             };
             let mut state = log.lock();
             // If another fsync has dropped pages meanwhile, this fsync does not make them durable.
@@ -298,6 +353,12 @@ impl Ops for Recording {
         )
     }
 
+    fn wrote_to_sync(&self, ino: Ino, range: Range<u64>) {
+        if Some(ino) != self.mark_ino {
+            self.writes.add(caller(), ino, range);
+        }
+    }
+
     fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
         let how = match mode {
             FallocateMode::Allocate { keep_size } => Space::Allocate { keep_size },
@@ -319,6 +380,9 @@ impl Ops for Recording {
     }
 
     fn sync(&self) -> Result<()> {
+        if !self.is_sync_ours() {
+            return self.fs.sync();
+        }
         let since = self.log.lock().count;
         self.prepare(&Except::None);
         let result = self.fs.sync();
@@ -328,6 +392,9 @@ impl Ops for Recording {
     }
 
     fn sync_async(&self, done: Done) {
+        if !self.is_sync_ours() {
+            return self.fs.sync_async(done);
+        }
         let done = self.persisted(None, false, done);
         self.fs.sync_async(done);
     }

@@ -11,6 +11,7 @@ use crate::run::{MOUNT_DIR, Mount, POLL, detach_dead, file_system};
 use crate::tree::{baseline, restore};
 use kedge_base::{Clock, SystemClock};
 use kedge_crash::check::tame;
+use kedge_crash::leftovers;
 use kedge_crash::state::{Body, State};
 use kedge_crash::workdir::WorkDir;
 use kedge_crash::{Call, Trace};
@@ -94,7 +95,7 @@ impl Machine {
         let state = tame(state);
         let fs = file_system(SIZE_MIN.max(bytes_of(&state).saturating_mul(2)))?;
         restore(&fs, &state)?;
-        let log = Arc::new(Log::in_memory(baseline(&fs)?).with_clock(clock));
+        let log = Arc::new(Log::in_memory(baseline(&fs, &[])?).with_clock(clock));
         Ok(Machine { mount: mount(fs, log.clone())?, log })
     }
 }
@@ -166,6 +167,7 @@ fn run(
             return Err(io_error("the check")(e));
         }
     };
+    leftovers::end(dir);
     Ok(status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(-1))
 }
 

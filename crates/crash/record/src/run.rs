@@ -2,6 +2,7 @@
 
 use crate::device::{Attached, Device};
 use crate::error::{RecordError, io_error};
+use crate::family::{DIR_VARIABLE, Family};
 use crate::log::{Counts, Log};
 use crate::mapped::{Except, Mapped, Unseen};
 use crate::output::Output;
@@ -77,6 +78,9 @@ pub struct Recorded {
     pub stores: u64,
     /// With [`Options::mappings`], the stores that were nevertheless recorded late.
     pub unseen: Unseen,
+    /// The number of calls of sync and syncfs by processes that do not belong to the command. They
+    /// are not recorded.
+    pub foreign_syncs: u64,
 }
 
 /// How the command ended.
@@ -110,6 +114,7 @@ pub fn record(options: &Options, started: &dyn Fn(u32)) -> Result<Recorded, Reco
     let mount = Mount::new(temp.path(), file_system(options.size)?, log.clone(), options.mappings)?;
     let run = run_on(&mount, options, &log, &started);
     let unseen = mount.mapped.as_ref().map(|mapped| mapped.unseen()).unwrap_or_default();
+    let foreign_syncs = mount.family.strangers();
     let leftovers = mount.end();
     let (ended, before) = run?;
     let mut leftovers = leftovers?;
@@ -117,7 +122,18 @@ pub fn record(options: &Options, started: &dyn Fn(u32)) -> Result<Recorded, Reco
     let Ended { code, timed_out, outside, keeps_device } = ended;
     leftovers.extend(keeps_device.then(|| "the users of the device".to_owned()));
     let (events, without_stack) = (events - before, log.without_stack());
-    Ok(Recorded { events, marks, code, timed_out, leftovers, outside, without_stack, stores, unseen })
+    Ok(Recorded {
+        events,
+        marks,
+        code,
+        timed_out,
+        leftovers,
+        outside,
+        without_stack,
+        stores,
+        unseen,
+        foreign_syncs,
+    })
 }
 
 /// A recording that gets its name only when the command has started, so that an earlier failure
@@ -229,6 +245,7 @@ pub(crate) struct Mount {
     pub point: MountPoint,
     /// The collector of stores through mappings, if they are collected.
     mapped: Option<Arc<Mapped>>,
+    family: Arc<Family>,
     served: std::thread::JoinHandle<io::Result<kedgefs::Result<()>>>,
 }
 
@@ -251,7 +268,8 @@ impl Mount {
         File::create(image).and_then(|f| f.set_len(1 << 20)).map_err(io_error("a temporary file"))?;
         std::fs::create_dir(dir).map_err(io_error("a temporary directory"))?;
         let fuse = FuseOptions { writeback_cache: false, no_open: !mappings, ..FuseOptions::default() };
-        let recording = Recording::with_marks(fs.clone(), log, owner())?;
+        let family = Arc::new(Family::new(dir));
+        let recording = Recording::with_marks(fs.clone(), log, owner())?.of_family(family.clone());
         let (recording, mapped) = match mappings {
             true => recording.collecting(owner()).map(|(recording, mapped)| (recording, Some(mapped)))?,
             false => (recording, None),
@@ -261,7 +279,7 @@ impl Mount {
         let served =
             spawn_named("kedge-record", move || session.run_and_close(recording, move || fs.close()))
                 .map_err(io_error("a thread"))?;
-        let mount = Mount { point, mapped, served };
+        let mount = Mount { point, mapped, family, served };
         mount.wait_until_served()?;
         if let Some(mapped) = &mount.mapped {
             mapped.begin(&mount.point.dir).map_err(io_error("the directory for mapped files"))?;
@@ -357,7 +375,7 @@ fn run_command(
     let start = if device.is_some() { loops::with_own_mounts() } else { &[] };
     let mut words = start.iter().map(OsStr::new).chain([program.as_os_str()]);
     let mut command = Command::new(words.next().expect("the program at least"));
-    command.args(words).args(args).env("KEDGE_DIR", dir).env("KEDGE_MARK", dir.join(MARK_FILE));
+    command.args(words).args(args).env(DIR_VARIABLE, dir).env("KEDGE_MARK", dir.join(MARK_FILE));
     if let Some(device) = device {
         command.env(DEVICE_VARIABLE, device);
     }

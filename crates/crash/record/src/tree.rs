@@ -2,7 +2,7 @@
 
 use kedge_crash::state::{Body, Node, State};
 use kedge_crash::{Call, Event};
-use kedgefs::{Attr, FileKind, FileSystem, Ino, Owner, Result, SetAttr, WriteMode, XattrMode};
+use kedgefs::{Attr, Error, FileKind, FileSystem, Ino, Owner, Result, SetAttr, WriteMode, XattrMode};
 use std::collections::{HashMap, HashSet};
 
 /// The number of bytes that are read or written at once.
@@ -21,8 +21,9 @@ fn entries(fs: &FileSystem, dir: Ino) -> Result<Vec<Vec<u8>>> {
 }
 
 /// The calls that would create the current tree, followed by a baseline, so that none of it can be
-/// lost.
-pub fn baseline(fs: &FileSystem) -> Result<Vec<Event>> {
+/// lost. Of the `nameless` files, made with `O_TMPFILE`, those are included that are still open and
+/// have no name: they may get one later.
+pub fn baseline(fs: &FileSystem, nameless: &[Ino]) -> Result<Vec<Event>> {
     let mut reader = Reader { fs, events: Vec::new(), seen: HashSet::new() };
     let mut todo = vec![Ino::ROOT];
     while let Some(dir) = todo.pop() {
@@ -32,6 +33,14 @@ pub fn baseline(fs: &FileSystem) -> Result<Vec<Event>> {
             if attr.kind == FileKind::Directory {
                 todo.push(attr.ino);
             }
+        }
+    }
+    for ino in nameless {
+        match fs.getattr(*ino) {
+            Ok(attr) if attr.nlink == 0 => reader.read_nameless(&attr)?,
+            // The file has a name by now, or its last descriptor is closed.
+            Ok(_) | Err(Error::NotFound) => {}
+            Err(e) => return Err(e),
         }
     }
     reader.put(Call::Baseline);
@@ -61,12 +70,21 @@ impl Reader<'_> {
         };
         let (mode, uid, gid) = (attr.mode, attr.uid, attr.gid);
         self.put(Call::Create { dir: dir.0, name, ino, mode, uid, gid, target });
+        self.read_contents(attr)
+    }
+
+    fn read_nameless(&mut self, attr: &Attr) -> Result<()> {
+        self.put(Call::Tmpfile { ino: attr.ino.0, mode: attr.mode, uid: attr.uid, gid: attr.gid });
+        self.read_contents(attr)
+    }
+
+    fn read_contents(&mut self, attr: &Attr) -> Result<()> {
         if attr.kind == FileKind::Regular {
             self.read_bytes(attr)?;
         }
         for name in self.fs.listxattr(attr.ino)? {
             let value = Some(self.fs.getxattr(attr.ino, &name)?);
-            self.put(Call::Xattr { ino, name, value });
+            self.put(Call::Xattr { ino: attr.ino.0, name, value });
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use kedgefs::{
     AtomicWrite, Attr, DirEntry, FallocateMode, FileFlags, FileSystem, Ino, Limit, Owner, RenameMode, Result,
     SeekKind, SetAttr, SetLimit, StatFs, Thawed, TreeInfo, TreeSpace, WriteMode, XattrMode,
 };
+use std::ops::Range;
 use std::time::Duration;
 
 /// Completes an operation that continued in the background.
@@ -34,6 +35,10 @@ pub trait Ops: Send + Sync + 'static {
     /// Reads without the file system's own page cache, because the kernel caches the bytes.
     fn read_uncached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
     fn write_with(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize>;
+    /// A write with `O_DSYNC`, `O_SYNC` or `RWF_DSYNC` has put bytes in this range. The kernel's
+    /// FSYNC for it follows from the same thread. FSYNC has no range, but the kernel writes back no
+    /// other page before it.
+    fn wrote_to_sync(&self, _ino: Ino, _range: Range<u64>) {}
     /// Begins an atomic write of a regular file.
     fn atomic(&self, _ino: Ino) -> Result<AtomicWrite> {
         Err(kedgefs::Error::NotSupported("atomic writes"))

@@ -126,6 +126,7 @@ impl<'a> Build<'a> {
                 call,
                 Call::Fsync { .. }
                     | Call::Msync { .. }
+                    | Call::SyncRange { .. }
                     | Call::Sync { .. }
                     | Call::Mark { .. }
                     | Call::End { .. }

@@ -405,7 +405,9 @@ pub(crate) fn calls(page: &mut String, title: &str, recorded: &Recorded<'_>) {
         let number = (start + i) as u32;
         let safe = safe_by(history, number);
         let class = match (&event.call, safe.as_str()) {
-            (Call::Fsync { .. } | Call::Msync { .. } | Call::Sync { .. }, _) => "sync",
+            (Call::Fsync { .. } | Call::Msync { .. } | Call::SyncRange { .. } | Call::Sync { .. }, _) => {
+                "sync"
+            }
             (Call::Mark { .. } | Call::Baseline | Call::End { .. }, _) => "mark",
             (_, "never") => "never",
             _ => "",

@@ -115,6 +115,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
             recorded.without_stack
         );
     }
+    if recorded.foreign_syncs > 0 {
+        eprintln!(
+            "kedge: {} calls of sync or syncfs by processes that do not belong to the command are not \
+             recorded",
+            recorded.foreign_syncs
+        );
+    }
     report_stores(&recorded, options.mappings || options.device.is_some());
     report_unrecorded(&recorded.leftovers, &recorded.outside);
     Ok(ExitCode::from(u8::try_from(recorded.code).unwrap_or(crate::FAILURE)))

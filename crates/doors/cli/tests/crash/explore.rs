@@ -605,3 +605,84 @@ fn failures_before_the_first_promise_have_their_own_exit_code() {
     assert!(help.contains("4  the check fails only on states before the first promise"), "{help}");
     assert!(help.contains("[default: 10000 states; 1000 of a cluster]"), "{help}");
 }
+
+/// The kernel makes durable only the range of a write with O_DSYNC, so bytes that were written
+/// before it elsewhere in the file may be lost.
+#[test]
+fn a_synchronous_write_makes_no_other_page_durable() {
+    needs_fuse!();
+    let place = Place::new();
+    fs::create_dir(place.path("from")).unwrap();
+    fs::write(place.path("from/f"), vec![b'o'; 5 << 20]).unwrap();
+    let check = "test -z \"$KEDGE_ACKED\" || test \"$(head -c 1 f)\" = n";
+    let first = "printf n | dd of=f conv=notrunc status=none; ";
+    let second = "printf s | dd of=f conv=notrunc bs=4096 seek=1024 status=none ";
+    for (script, name, code) in [
+        (format!("{first} {second} oflag=dsync; echo saved"), "O_DSYNC", 1),
+        (format!("{first} {second} oflag=sync; echo saved"), "O_SYNC", 1),
+        (format!("{first} {second} conv=fdatasync; echo saved"), "fdatasync", 0),
+        (format!("{first} sync f; {second} oflag=dsync; echo saved"), "O_DSYNC", 0),
+    ] {
+        record(&place, &["--from", "from", "--ack", "^saved$"], &script).ok();
+        let trace = kedge_crash::kcr::read(&fs::read(place.path("run.kcr")).unwrap()[..]).unwrap().trace;
+        assert!(trace.events.iter().any(|e| e.call.name() == name), "{script}");
+        for model in ["posix", "ext4", "xfs"] {
+            let (found, report) = explore(&place, model, check);
+            assert_eq!(found, code, "{model}: {script}: {report:#}");
+        }
+        // The bytes of the synchronous write itself are never lost.
+        let own = "test -z \"$KEDGE_ACKED\" || test \"$(tail -c +4194305 f | head -c 1)\" = s";
+        let (found, report) = explore(&place, "posix", own);
+        assert_eq!(found, 0, "{script}: {report:#}");
+    }
+}
+
+/// A sync of the whole file system by another program, of which the machine has many, is no call of
+/// the recorded one.
+#[test]
+fn a_sync_by_another_program_makes_nothing_durable() {
+    needs_fuse!();
+    let place = Place::new();
+    let script = "echo x > f; echo \"$KEDGE_DIR\" > \"$PLACE.tmp\"; mv \"$PLACE.tmp\" \"$PLACE\"; \
+        while test -e \"$PLACE\"; do sleep 0.01; done; echo saved";
+    let (at, options) = (place.path("place"), ["--ack", "^saved$"]);
+    let script = format!("PLACE={}; {script}", at.display());
+    let run = std::thread::scope(|scope| {
+        let recording = scope.spawn(|| record(&place, &options, &script));
+        while !at.exists() {
+            assert!(!recording.is_finished(), "the command waits for the sync");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        let dir = fs::read_to_string(&at).unwrap();
+        let mut sync = place.command("sync");
+        sync.args(["-f", dir.trim()]);
+        crate::common::tool(sync, "sync");
+        fs::remove_file(&at).unwrap();
+        recording.join().unwrap()
+    });
+    assert_eq!(run.code, 0, "{}", run.err);
+    // The kernel passes the call on to a mount by root only.
+    if rustix::process::geteuid().is_root() {
+        assert!(run.err.contains("sync or syncfs by processes that do not belong"), "{}", run.err);
+    }
+    let (code, report) = explore(&place, "posix", "test -z \"$KEDGE_ACKED\" || test \"$(cat f)\" = x");
+    assert_eq!(code, 1, "{report:#}");
+
+    // The program's own call counts.
+    if rustix::process::geteuid().is_root() {
+        record(&place, &options, "echo x > f; sync -f .; echo saved").ok();
+        let (code, report) = explore(&place, "posix", "test -z \"$KEDGE_ACKED\" || test \"$(cat f)\" = x");
+        assert_eq!(code, 0, "{report:#}");
+    }
+}
+
+#[test]
+fn a_process_that_a_check_leaves_running_changes_no_later_state() {
+    needs_fuse!();
+    let place = Place::new();
+    record(&place, &[], "for n in 1 2 3 4 5 6; do echo $n > f$n; sync f$n; done").ok();
+    let check =
+        "test ! -e stray || exit 1; setsid sh -c 'sleep 0.3; : > \"$KEDGE_DIR/stray\"' > /dev/null 2>&1 & :";
+    let (code, report) = explore(&place, "posix", check);
+    assert_eq!((code, &report["failing"]), (0, &0.into()), "{report:#}");
+}

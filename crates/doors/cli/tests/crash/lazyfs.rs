@@ -1,8 +1,10 @@
 //! `kedge crash lazyfs`: configurations and scripts that were written for LazyFS work here.
 
 use crate::common::{Place, needs_fuse, until, until_dead};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileTypeExt;
 
 /// Mounts `root` on `mnt`, as mount-lazyfs.sh does, with `more` in the configuration.
@@ -103,6 +105,27 @@ fn what_no_fsync_covers_is_lost_and_the_rest_stays() {
     // After a remount the root directory has the data that survived.
     mount(&place);
     assert_eq!(read(&place, "renamed"), "acknowledged");
+    place.unmount_and_check("root/lazyfs.kedge");
+}
+
+/// A file without a name may get one after a loss; its synced bytes then stay.
+#[test]
+fn a_file_that_gets_its_name_after_a_loss_keeps_what_was_synced() {
+    needs_fuse!();
+    let place = lazyfs("");
+    let tmpfile = OFlags::TMPFILE | OFlags::WRONLY;
+    let mnt = place.path("mnt");
+    let mut file = File::from(open(&mnt, tmpfile, Mode::from_raw_mode(0o644)).unwrap());
+    file.write_all(b"AAAA").unwrap();
+    file.sync_all().unwrap();
+    clear(&place);
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    linkat(CWD, path, CWD, mnt.join("named"), AtFlags::SYMLINK_FOLLOW).unwrap();
+    file.sync_all().unwrap();
+    file.write_all(b"BBBB").unwrap();
+    clear(&place);
+    assert_eq!(read(&place, "named"), "AAAA");
+    drop(file);
     place.unmount_and_check("root/lazyfs.kedge");
 }
 

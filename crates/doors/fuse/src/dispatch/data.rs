@@ -115,6 +115,10 @@ impl<O: Ops> Server<O> {
             self.drop_privilege(&attr, header, asked.offset >= attr.size, || true)?;
         }
         let size = self.ops.write_with(node, asked.offset, data, self.write_mode(asked))?;
+        // O_SYNC includes the bit of O_DSYNC. The kernel sets it for RWF_DSYNC, too.
+        if asked.flags & libc::O_DSYNC as u32 != 0 && asked.write_flags & abi::WRITE_CACHE == 0 {
+            self.ops.wrote_to_sync(node, asked.offset..asked.offset.saturating_add(size as u64));
+        }
         Ok(abi::WriteOut { size: size as u32, padding: 0 })
     }
 
