@@ -46,6 +46,10 @@ impl FileSystem {
     }
 
     /// Opens a file system. Recovers it if it was not closed.
+    ///
+    /// # Errors
+    /// EINVAL: this process was forked after its parent had opened a file system, or has an engine
+    /// on the device already. Other errors are those of the options, the device and recovery.
     pub fn open(device: Arc<dyn Device>, clock: Arc<dyn Clock>, options: MountOptions) -> Result<FileSystem> {
         let fs = Fs::open(device, clock, options, None)?;
         Ok(FileSystem { _membership: Arc::new(Membership(fs.clone())), fs })
