@@ -202,6 +202,10 @@ def test_walk(fs, tmp_path):
         (tmp_path / made).write_bytes(b"")
     fs.symlink("../e", "a/link")
     os.symlink("../e", tmp_path / "a/link")
+    # Links that stat(2) cannot follow, with ENOENT, ELOOP and ENOTDIR.
+    for target, link in [("none", "a/dangling"), ("itself", "a/itself"), ("1/x", "a/through")]:
+        fs.symlink(target, link)
+        os.symlink(target, tmp_path / link)
     for ways in [{}, {"topdown": False}, {"followlinks": True}]:
         host = {os.path.relpath(top, tmp_path): (sorted(d), sorted(f)) for top, d, f in os.walk(tmp_path, **ways)}
         ours = {os.path.relpath(top, "/"): (sorted(d), sorted(f)) for top, d, f in fs.walk("/", **ways)}
@@ -582,6 +586,23 @@ def test_the_end_of_a_program_closes_its_images(image):
     assert (ended.returncode, ended.stderr) == (0, "")
     with kedgefs.open(image, readonly=True) as fs:
         assert fs.read_bytes("f") == b"kept"
+
+
+def test_warnings_that_are_errors_leave_no_image_open(image, tmp_path):
+    other = tmp_path / "other.kedge"
+    kedgefs.mkfs(other, "64M")
+    script = """
+import kedgefs, sys
+kept = [kedgefs.open(image, commit=300) for image in sys.argv[1:]]
+for fs in kept:
+    fs.open("f", "w").write("kept")
+"""
+    arguments = [sys.executable, "-W", "error::ResourceWarning", "-c", script, image, other]
+    ended = subprocess.run(arguments, capture_output=True, text=True)
+    assert "ResourceWarning: unclosed file system" in ended.stderr, ended
+    for path in [image, other]:
+        with kedgefs.open(path, readonly=True) as fs:
+            assert fs.read_bytes("f") == b"kept"
 
 
 def test_objects_stay_in_their_process(fs):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 
@@ -150,6 +151,52 @@ def test_operations(where):
     fs.sync()
     back = fsspec.AbstractFileSystem.from_json(fs.to_json())
     assert back.image is fs.image
+
+
+def test_a_file_is_not_copied_to_itself(where):
+    fs = KedgeFileSystem(where)
+    fs.pipe("/a", b"precious")
+    fs.link("/a", "/hard")
+    fs.symlink("/a", "/soft")
+    for target in ["/a", "/hard", "/soft"]:
+        with pytest.raises(shutil.SameFileError):
+            fs.cp_file("/a", target)
+        assert fs.cat(target) == b"precious"
+
+
+def test_an_object_closed_twice_leaves_the_next_one_registered(where):
+    old = KedgeFileSystem(where)
+    old.close()
+    new = KedgeFileSystem(where)
+    old.close()
+    assert KedgeFileSystem(where, sync_on_close=True).image is new.image
+
+
+def test_a_transaction_has_what_is_piped(where):
+    fs = KedgeFileSystem(where)
+    fs.pipe("/a", b"old")
+    with pytest.raises(RuntimeError):
+        with fs.transaction:
+            fs.pipe({"/a": b"new", "/b": b"new"})
+            fs.pipe_file("/c", b"new", mode="create")
+            raise RuntimeError
+    assert fs.ls("/", detail=False) == ["/a"] and fs.cat("/a") == b"old"
+    with fs.transaction:
+        fs.pipe({"/a": b"new", "/b": b"new"})
+        assert fs.cat("/a") == b"old"
+    assert (fs.cat("/a"), fs.cat("/b")) == (b"new", b"new")
+
+
+def test_a_transaction_has_what_is_overwritten_in_place(where):
+    fs = KedgeFileSystem(where)
+    fs.pipe("/a", b"old")
+    with fs.transaction:
+        with fs.open("/a", "r+b") as f:
+            f.write(b"N")
+        assert fs.cat("/a") == b"old"
+        with pytest.raises(FileNotFoundError):
+            fs.open("/none", "r+b")
+    assert fs.ls("/", detail=False) == ["/a"] and fs.cat("/a") == b"Nld"
 
 
 def test_a_transaction_is_all_or_nothing(where):

@@ -12,7 +12,7 @@ import stat as _stat
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from . import _kedgefs
@@ -95,8 +95,10 @@ _OPEN: weakref.WeakSet[FileSystem] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    for fs in list(_OPEN):
-        fs._end()
+    # The stack calls all, also after one that raises.
+    with ExitStack() as stack:
+        for fs in list(_OPEN):
+            stack.callback(fs._end)
 
 
 class Kept(enum.Enum):
@@ -236,8 +238,11 @@ class FileSystem(_kedgefs.Volume):
         """The end of a program, or of the last reference, without close()."""
         if self.closed or self._is_of_parent:
             return
-        warnings.warn(f"unclosed file system {self!r}", ResourceWarning, source=self)
-        self.close()
+        try:
+            # Raises if the program turns warnings into errors.
+            warnings.warn(f"unclosed file system {self!r}", ResourceWarning, source=self)
+        finally:
+            self.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_files"):
@@ -338,9 +343,16 @@ class FileSystem(_kedgefs.Volume):
             if onerror is not None:
                 onerror(e)
             return
-        all_ = [DirEntry(self, top, *entry) for entry in entries]
-        dirs = [entry.name for entry in all_ if entry.is_dir()]
-        files = [entry.name for entry in all_ if not entry.is_dir()]
+        dirs: list[Any] = []
+        files: list[Any] = []
+        for entry in entries:
+            found = DirEntry(self, top, *entry)
+            try:
+                is_dir = found.is_dir()
+            except OSError:
+                # A link to itself or below a file, as in os.walk.
+                is_dir = False
+            (dirs if is_dir else files).append(found.name)
         if topdown:
             yield top, dirs, files
         for name in dirs:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import uuid
 from typing import Any
@@ -83,7 +84,8 @@ class KedgeFileSystem(AbstractFileSystem):
     def close(self) -> None:
         """Closes the image, for all KedgeFileSystem objects of it in this process."""
         with _Shared.lock:
-            _Shared.images.pop(self._shared.key, None)
+            if _Shared.images.get(self._shared.key) is self._shared:
+                del _Shared.images[self._shared.key]
         self.clear_instance_cache()
         self._shared.fs.close()
 
@@ -209,9 +211,16 @@ class KedgeFileSystem(AbstractFileSystem):
             self.image.makedirs(path2, exist_ok=True)
             return
         self._make_above(path2)
-        with self.image.open(path1, "rb", 0) as source, self.image.open(path2, "wb", 0) as target:
-            while piece := source.read(1 << 20):
-                _write_all(target, piece)
+        with self.image.open(path1, "rb", 0) as source:
+            try:
+                same = self.image.stat(path2).st_ino == source.stat().st_ino
+            except FileNotFoundError:
+                same = False
+            if same:
+                raise shutil.SameFileError(f"{path1!r} and {path2!r} are the same file")
+            with self.image.open(path2, "wb", 0) as target:
+                while piece := source.read(1 << 20):
+                    _write_all(target, piece)
 
     def mv(self, path1: Any, path2: Any, recursive: bool = False, **kwargs: Any) -> None:
         """Moves a file or a directory, atomically."""
@@ -270,7 +279,11 @@ class KedgeFileSystem(AbstractFileSystem):
         if not any(letter in mode for letter in "wax+"):
             return self.image.open(path, mode)
         self._make_above(path)
-        return _Written(self, path, mode, autocommit)
+        file = _Written(self, path, mode, autocommit)
+        if not autocommit and "r" in mode:
+            # fsspec adds the files of all other modes to the transaction.
+            self.transaction.files.append(file)
+        return file
 
     def cat_file(
         self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any
@@ -283,7 +296,8 @@ class KedgeFileSystem(AbstractFileSystem):
             return file.pread(max(last - first, 0), first)
 
     def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
-        with self._open(self._strip_protocol(path), "xb" if mode == "create" else "wb") as file:
+        # `open` and not `_open`: in a transaction the file belongs to it.
+        with self.open(path, "xb" if mode == "create" else "wb") as file:
             file.write(value)
 
     # ----- forks -----
@@ -321,7 +335,9 @@ class _Written:
             if "x" in mode and fs.image.lexists(path):
                 raise FileExistsError(17, "File exists", path)
             if "a" in mode or "+" in mode and "w" not in mode:
-                fs.image.write_bytes(self._name, fs.image.read_bytes(path) if fs.exists(path) else b"")
+                must_exist = "r" in mode
+                old = fs.image.read_bytes(path) if must_exist or fs.exists(path) else b""
+                fs.image.write_bytes(self._name, old)
         self._file = fs.image.open(self._name, mode)
 
     def __getattr__(self, name: str) -> Any:

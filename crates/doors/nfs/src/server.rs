@@ -191,8 +191,12 @@ impl Shared {
 
     fn read_requests(&self, connection: &Arc<Connection>) {
         let mut records = Records { stream: connection.stream(), limits: &self.limits, clock: &self.clock };
-        while connection.admit(&self.limits) {
+        // On Linux a stream whose reading end was shut down still returns what its peer sends, so a
+        // peer that keeps sending would delay the stop without end.
+        while !self.is_stopping() && connection.admit(&self.limits) {
             match records.next() {
+                // The client sends the request again when the next server accepts it.
+                Ok(Some(_)) if self.is_stopping() => return,
                 Ok(Some(message)) => {
                     connection.begin();
                     self.queue.lock().jobs.push_back(Job { connection: connection.clone(), message });

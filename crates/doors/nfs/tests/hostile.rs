@@ -1,12 +1,14 @@
 //! Malicious peers: no bytes stop the server, and the resources of a peer are bounded.
 
 use crate::common::*;
-use kedge_base::HANG;
+use kedge_base::{Clock, HANG, SystemClock, spawn_named};
 use kedge_nfs::{Limits, Rights, Server, Squash};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const POLL: Duration = Duration::from_millis(10);
@@ -181,6 +183,38 @@ fn a_peer_that_takes_no_replies_harms_only_itself() {
     }
     drop(other);
     server.stop();
+    fs.close().unwrap();
+}
+
+/// Each reply makes the client send one more request.
+#[test]
+fn a_client_that_keeps_sending_does_not_delay_the_stop() {
+    const IN_FLIGHT: usize = 600;
+    const SOON: Duration = Duration::from_secs(30);
+    let Rig { fs, server, client: mut c, root } = Rig::new();
+    let send = move |c: &mut Client| {
+        let call = c.head(NFS, 3, 2).raw(&args().bytes(&root).set(&mode(0o755)).u32(0).0);
+        c.send(&call.0)
+    };
+    for _ in 0..IN_FLIGHT {
+        send(&mut c).unwrap();
+    }
+    let given_up = Arc::new(AtomicBool::new(false));
+    let sends = given_up.clone();
+    let sender = spawn_named("sender", move || {
+        while !sends.load(Ordering::SeqCst) && c.receive().is_ok() && send(&mut c).is_ok() {}
+    });
+    let stopping = spawn_named("stop", move || server.stop()).unwrap();
+    let (clock, mut is_stopped) = (SystemClock::default(), false);
+    let begun = clock.monotonic();
+    while !is_stopped && clock.since(begun) < SOON {
+        kedge_base::pause(POLL);
+        is_stopped = stopping.is_finished();
+    }
+    given_up.store(true, Ordering::SeqCst);
+    sender.unwrap().join().unwrap();
+    stopping.join().unwrap();
+    assert!(is_stopped, "the server goes on while the client sends");
     fs.close().unwrap();
 }
 

@@ -29,6 +29,8 @@ pub(crate) struct OpenFile {
     path: String,
     /// Remove the file on close.
     doomed: bool,
+    /// Whether nothing can be changed in the file's image or tree.
+    read_only: bool,
     /// Whether SQLite keeps the WAL when the last connection closes.
     persists_wal: bool,
     errno: i32,
@@ -56,11 +58,30 @@ impl OpenFile {
         let cannot =
             |e: &io::Error| Refused { code: sqlite::SQLITE_CANTOPEN, ..Refused::io(0, &name.to_string(), e) };
         let file = root.open_with(&name.path, &how_to).map_err(|e| cannot(&e))?;
+        let fs = &image.volume().fs;
+        let tree = fs.tree_of(file.ino()).map_err(|e| cannot(&e.into()))?;
+        let read_only = fs.options().read_only || tree.is_some_and(|tree| tree.read_only);
         let shared = image.volume().shared(file.ino());
         let (path, doomed) = (name.path.clone(), how.delete_on_close);
         let (level, held) = (Level::None, None);
-        let (persists_wal, errno) = (false, 0);
-        Ok(OpenFile { file, atomic: None, shared, level, held, path, doomed, persists_wal, errno, image })
+        let (atomic, persists_wal, errno) = (None, false, 0);
+        Ok(OpenFile {
+            file,
+            atomic,
+            shared,
+            level,
+            held,
+            path,
+            doomed,
+            read_only,
+            persists_wal,
+            errno,
+            image,
+        })
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only
     }
 
     pub(crate) fn close(mut self) -> Outcome<()> {

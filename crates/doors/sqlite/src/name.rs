@@ -2,8 +2,10 @@
 
 use crate::error::{Outcome, Refused};
 use kedge_device::Location;
+use kedgefs::{Dir, FileKind};
 use libsqlite3_sys::SQLITE_CANTOPEN;
 use std::ffi::CStr;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// The name of the VFS.
@@ -14,6 +16,9 @@ const BETWEEN: &str = ":/";
 pub(crate) const NAME_MAX: usize = 4096;
 /// The most bytes that SQLite appends to the name of a database.
 const SUFFIX_MAX: usize = "-journal".len() + "-mj00000000".len();
+
+/// The most symbolic links that one name may follow, as in a path lookup of the library.
+const LINKS_MAX: u32 = 40;
 
 /// A file in an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,12 +43,18 @@ impl Name {
                 (image, format!("/{}", text.trim_start_matches('/')))
             }
         };
-        if path.ends_with('/') {
-            return Err(wrong("the path in the image names no file"));
-        }
         let absolute = Location::parse(Path::new(image)).and_then(Location::absolute);
         let image = absolute.map_err(|e| wrong(&e.to_string()))?.to_string();
-        let name = Name { image, path };
+        Name { image, path }.checked(text)
+    }
+
+    /// Returns the name if SQLite can use it. `text` is the name in the text of an error.
+    fn checked(self, text: &str) -> Outcome<Name> {
+        let wrong = |why: &str| Refused::new(SQLITE_CANTOPEN, format!("{text}: {why}"));
+        let name = self;
+        if name.path.is_empty() || name.path.ends_with('/') {
+            return Err(wrong("the path in the image names no file"));
+        }
         if name.to_string().len() + SUFFIX_MAX > NAME_MAX {
             return Err(wrong("the name is too long"));
         }
@@ -51,6 +62,46 @@ impl Name {
             return Err(wrong("the path in the image has a component that ends with a colon"));
         }
         Ok(name)
+    }
+
+    /// Follows the symbolic links in the path, and returns the name without them and whether there
+    /// was one. SQLite derives the names of the journal and the WAL from the name of the database,
+    /// so all paths to a database must give one name: otherwise a connection would not find the
+    /// transactions in the WAL, or the hot journal, of a connection by another path. The file need
+    /// not exist.
+    pub(crate) fn resolved(&self, root: &Dir) -> Outcome<(Name, bool)> {
+        let text = self.to_string();
+        let wrong = |why: &str| Refused::new(SQLITE_CANTOPEN, format!("{text}: {why}"));
+        // The components that are left, in reverse order.
+        let mut left: Vec<String> = self.path.rsplit('/').map(str::to_owned).collect();
+        let (mut path, mut links) = (String::new(), 0);
+        while let Some(component) = left.pop() {
+            let above = path.len();
+            match &*component {
+                "" | "." => continue,
+                ".." => {
+                    path.truncate(path.rfind('/').unwrap_or(0));
+                    continue;
+                }
+                _ => path.extend(["/", &*component]),
+            }
+            match root.symlink_metadata(&path) {
+                Ok(attr) if attr.kind == FileKind::Symlink => {}
+                Ok(_) => continue,
+                Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => continue,
+                Err(e) => return Err(Refused::io(SQLITE_CANTOPEN, &text, &e)),
+            }
+            links += 1;
+            if links > LINKS_MAX {
+                return Err(wrong("too many levels of symbolic links"));
+            }
+            let target = root.read_link(&path).map_err(|e| Refused::io(SQLITE_CANTOPEN, &text, &e))?;
+            let target = target.to_str().ok_or_else(|| wrong("the target of a symbolic link is no UTF-8"))?;
+            path.truncate(if target.starts_with('/') { 0 } else { above });
+            left.extend(target.rsplit('/').map(str::to_owned));
+        }
+        let name = Name { image: self.image.clone(), path }.checked(&text)?;
+        Ok((name, links > 0))
     }
 
     /// Parses a name that [`Name`] has formatted.
@@ -110,5 +161,45 @@ mod tests {
         }
         let long = full(&format!("/d/disk:/{}", "x".repeat(NAME_MAX)), None).expect_err("too long");
         assert!(long.contains("too long"), "{long}");
+    }
+
+    #[test]
+    fn all_paths_to_a_database_give_one_name() {
+        let fs = kedgefs::FileSystem::in_memory(32 << 20).unwrap();
+        let root = fs.root();
+        root.create_dir_all("/d/e").unwrap();
+        root.create("/d/e/app.db").unwrap();
+        for (target, link) in [
+            ("d/e/app.db", "/link"),
+            ("/link", "/d/again"),
+            ("e/./x/../../../d/", "/d/up"),
+            ("new.db", "/d/dangling"),
+            ("round", "/round"),
+            ("/", "/root"),
+            ("a:/b", "/colon"),
+        ] {
+            root.symlink(target, link).unwrap();
+        }
+        let resolved = |path: &str| {
+            let name = Name { image: "/disk".to_owned(), path: path.to_owned() };
+            name.resolved(&root).map(|(name, followed)| (name.path, followed)).map_err(|e| e.text)
+        };
+        for (path, shall, follows) in [
+            ("/d/e/app.db", "/d/e/app.db", false),
+            ("/d//e/./../e/app.db", "/d/e/app.db", false),
+            ("/none/new.db", "/none/new.db", false),
+            ("/link", "/d/e/app.db", true),
+            ("/d/again", "/d/e/app.db", true),
+            ("/d/up/e/app.db", "/d/e/app.db", true),
+            ("/d/dangling", "/d/new.db", true),
+        ] {
+            assert_eq!(resolved(path), Ok((shall.to_owned(), follows)), "{path}");
+        }
+        for (path, why) in [("/round", "too many levels"), ("/root", "names no file"), ("/colon", "a colon")]
+        {
+            let said = resolved(path).expect_err(path);
+            assert!(said.contains(why), "{path}: {said}");
+        }
+        fs.close().unwrap();
     }
 }

@@ -9,6 +9,7 @@ use crate::volume::Use;
 use kedgefs::FileKind;
 use libsqlite3_sys as sqlite;
 use sqlite::{SQLITE_CANTOPEN, SQLITE_ERROR, SQLITE_IOERR, SQLITE_OK};
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io::ErrorKind;
 use std::ptr;
@@ -25,6 +26,17 @@ const TEMPORARY: c_int = sqlite::SQLITE_OPEN_TEMP_DB
     | sqlite::SQLITE_OPEN_TEMP_JOURNAL
     | sqlite::SQLITE_OPEN_TRANSIENT_DB
     | sqlite::SQLITE_OPEN_SUBJOURNAL;
+
+/// The result of `full_pathname` for a name with a symbolic link, which SQLite refuses or accepts,
+/// and the first version of SQLite that knows the result.
+const OK_SYMLINK: c_int = 2 << 8;
+const OK_SYMLINK_SINCE: c_int = 3_031_000;
+
+thread_local! {
+    /// The image that `full_pathname` opened to find symbolic links. SQLite opens the database next,
+    /// in the same thread; without this reference the image would be opened twice.
+    static RESOLVED: Cell<Option<Use>> = const { Cell::new(None) };
+}
 
 /// The errno of the last failed call without a file.
 static ERRNO: AtomicI32 = AtomicI32::new(0);
@@ -184,6 +196,7 @@ unsafe extern "C" fn open(
     with(SQLITE_CANTOPEN, || {
         // SAFETY: SQLite passes a string that `full_pathname` made, with the parameters of its URI.
         let (full, options) = unsafe { (text(name)?, parameter(name, c"options")?) };
+        let _image = RESOLVED.take();
         let has = |flag| flags & flag != 0;
         let how = How {
             write: has(sqlite::SQLITE_OPEN_READWRITE),
@@ -192,11 +205,14 @@ unsafe extern "C" fn open(
             delete_on_close: has(sqlite::SQLITE_OPEN_DELETEONCLOSE),
         };
         let file = OpenFile::open(&Name::parse(full, None)?, &options, how)?;
+        // With this flag SQLite refuses writes with SQLITE_READONLY.
+        let written = sqlite::SQLITE_OPEN_READWRITE | sqlite::SQLITE_OPEN_CREATE;
+        let got = if file.is_read_only() { flags & !written | sqlite::SQLITE_OPEN_READONLY } else { flags };
         // SAFETY: SQLite passes memory for a handle, and for the flags unless the pointer is null.
         unsafe {
             methods::set_open(handle, file);
             if !out_flags.is_null() {
-                *out_flags = flags;
+                *out_flags = got;
             }
         }
         Ok(SQLITE_OK)
@@ -256,9 +272,13 @@ unsafe extern "C" fn full_pathname(
 ) -> c_int {
     with(SQLITE_CANTOPEN, || {
         // SAFETY: SQLite passes the name of a database, with the parameters of its URI.
-        let (given, image) = unsafe { (text(name)?, parameter(name, c"image")?) };
+        let (given, image, options) =
+            unsafe { (text(name)?, parameter(name, c"image")?, parameter(name, c"options")?) };
         let apart = if image.is_empty() { std::env::var(IMAGE_VARIABLE).ok() } else { Some(image) };
-        let full = Name::parse(given, apart.as_deref())?.to_string();
+        let name = Name::parse(given, apart.as_deref())?;
+        let image = Use::of(&name, &options)?;
+        let (name, followed) = name.resolved(&image.volume().root)?;
+        let full = name.to_string();
         if full.len() >= usize::try_from(room).unwrap_or(0) {
             return Err(Refused::new(SQLITE_CANTOPEN, format!("{full}: the name is too long")));
         }
@@ -267,7 +287,12 @@ unsafe extern "C" fn full_pathname(
             out.cast::<u8>().copy_from_nonoverlapping(full.as_ptr(), full.len());
             *out.add(full.len()) = 0;
         }
-        Ok(SQLITE_OK)
+        if image.is_only() {
+            RESOLVED.set(Some(image));
+        }
+        // SAFETY: the function has no arguments.
+        let knows = followed && unsafe { sqlite::sqlite3_libversion_number() } >= OK_SYMLINK_SINCE;
+        Ok(if knows { OK_SYMLINK } else { SQLITE_OK })
     })
 }
 

@@ -1,5 +1,8 @@
 //! The open images of this process. An image is opened with its first open file and closed with its
 //! last.
+//!
+//! A process that was forked after its parent has opened an image is refused, as by the libraries
+//! for C and Python. It has copies of the locks and lists of the process, but none of the threads.
 
 use crate::error::{Outcome, Refused};
 use crate::name::Name;
@@ -8,37 +11,80 @@ use kedge_base::Ino;
 use kedge_host::embed;
 use kedgefs::{Dir, FileSystem};
 use libsqlite3_sys::{SQLITE_IOERR, SQLITE_IOERR_CLOSE};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
-/// The open images by location. The lock is held while an image is opened or closed, so that a
-/// thread that opens an image waits for a thread that closes it.
-static IMAGES: Mutex<BTreeMap<String, Arc<Volume>>> = Mutex::new(BTreeMap::new());
+/// The images in use by location. Two locations of one file have one slot. The lock is never held
+/// while an image is opened or closed, so that no image delays the transactions of another.
+static IMAGES: Mutex<BTreeMap<String, Arc<Slot>>> = Mutex::new(BTreeMap::new());
 
-/// The process that used [`IMAGES`] last; 0 before the first use. If another thread held the lock
-/// at a fork, no thread of the child would ever release the child's copy of it.
-static USER: AtomicU32 = AtomicU32::new(0);
-/// How long a child waits for the lock before it takes it for one that was copied.
-const FORKED_WAIT: Duration = Duration::from_secs(1);
+/// The process that was the first to use an image; 0 if none has.
+static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Locks the open images. Returns an error in a child of a process in which another thread held the
-/// lock at the fork.
-fn lock_images() -> Outcome<MutexGuard<'static, BTreeMap<String, Arc<Volume>>>> {
-    let me = process::id();
-    let user = USER.load(Ordering::Relaxed);
-    if user == 0 || user == me {
-        USER.store(me, Ordering::Relaxed);
-        return Ok(IMAGES.lock());
+/// The place of an image.
+struct Slot {
+    /// Device and inode number of the image file; `None` if the location names no file.
+    file: Option<(u64, u64)>,
+    /// `None` before the open and after the close. The lock is held during both, so that a thread
+    /// that opens the image waits for a thread that closes it.
+    volume: Mutex<Option<Arc<Volume>>>,
+}
+
+/// A reference to a slot. Dropping the last reference removes the slot.
+struct Held(Option<Arc<Slot>>);
+
+impl Held {
+    fn of(image: &str) -> Outcome<Held> {
+        check_owner()?;
+        if let Some(slot) = IMAGES.lock().get(image) {
+            return Ok(Held(Some(slot.clone())));
+        }
+        // Without the lock: the file system of the host may be slow.
+        let file = std::fs::metadata(image).ok().map(|found| (found.dev(), found.ino()));
+        let mut images = IMAGES.lock();
+        let known = images.get(image).or_else(|| images.values().find(|s| file.is_some() && s.file == file));
+        let slot = known.cloned().unwrap_or_else(|| Arc::new(Slot { file, volume: Mutex::new(None) }));
+        images.entry(image.to_owned()).or_insert_with(|| slot.clone());
+        Ok(Held(Some(slot)))
     }
-    let text = "another thread was opening or closing an image when this process was forked";
-    let images = IMAGES.try_lock_for(FORKED_WAIT).ok_or_else(|| Refused::new(SQLITE_IOERR, text))?;
-    USER.store(me, Ordering::Relaxed);
-    Ok(images)
+
+    fn slot(&self) -> &Slot {
+        self.0.as_ref().expect("present until the drop")
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let Some(slot) = self.0.take() else { return };
+        if check_owner().is_err() {
+            return std::mem::forget(slot);
+        }
+        let mut images = IMAGES.lock();
+        let names = images.values().filter(|other| Arc::ptr_eq(other, &slot)).count();
+        // References are added and removed under the lock.
+        if Arc::strong_count(&slot) == names + 1 {
+            images.retain(|_, other| !Arc::ptr_eq(other, &slot));
+        }
+        drop(slot);
+    }
+}
+
+/// Refuses a process that was forked after its parent has used an image. Takes no lock, since a
+/// lock may be a copy of one that a thread of the parent held.
+fn check_owner() -> Outcome<()> {
+    let here = process::id();
+    match OWNER.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed) {
+        Err(owner) if owner != here => {
+            let text = "no image can be used in a process that was forked after its parent opened one";
+            Err(Refused::new(SQLITE_IOERR, text))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// An open image.
@@ -57,14 +103,16 @@ pub(crate) struct Use {
     image: String,
     /// `None` once the drop has begun.
     volume: Option<Arc<Volume>>,
+    held: Held,
 }
 
 impl Use {
     /// Opens the image, or adds a reference to the open one. `options` are mount options; they have
     /// an effect only if this call opens the image.
     pub(crate) fn of(name: &Name, options: &str) -> Outcome<Use> {
-        let mut images = lock_images()?;
-        let volume = match images.get(&name.image) {
+        let held = Held::of(&name.image)?;
+        let mut open = held.slot().volume.lock();
+        let volume = match &*open {
             Some(volume) => volume.clone(),
             None => {
                 let fs = embed::open(Path::new(&name.image), options)
@@ -72,18 +120,22 @@ impl Use {
                 let root = fs.root().with_owner(embed::owner());
                 let files = Mutex::default();
                 let volume = Arc::new(Volume { fs, root, process: process::id(), files });
-                images.insert(name.image.clone(), volume.clone());
+                *open = Some(volume.clone());
                 volume
             }
         };
-        let used = Use { image: name.image.clone(), volume: Some(volume) };
-        drop(images);
-        used.check_process()?;
-        Ok(used)
+        drop(open);
+        Ok(Use { image: name.image.clone(), volume: Some(volume), held })
     }
 
     pub(crate) fn volume(&self) -> &Volume {
         self.volume.as_ref().expect("present until the drop")
+    }
+
+    /// Whether no other reference to the image exists.
+    pub(crate) fn is_only(&self) -> bool {
+        // The slot has a reference as well.
+        self.volume.as_ref().is_some_and(|volume| Arc::strong_count(volume) == 2)
     }
 
     /// Refuses the child of the process that has opened the image.
@@ -104,11 +156,10 @@ impl Drop for Use {
             std::mem::forget(volume);
             return;
         }
-        let mut images = IMAGES.lock();
+        let mut open = self.held.slot().volume.lock();
         drop(volume);
-        let is_last = images.get(&self.image).is_some_and(|volume| Arc::strong_count(volume) == 1);
-        if is_last
-            && let Some(volume) = images.remove(&self.image)
+        if open.as_ref().is_some_and(|volume| Arc::strong_count(volume) == 1)
+            && let Some(volume) = open.take()
             && let Err(e) = volume.fs.close()
         {
             Refused::new(SQLITE_IOERR_CLOSE, format!("{}: {e}", self.image)).note();
@@ -134,24 +185,60 @@ impl Volume {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_child_does_not_wait_for_a_thread_of_its_parent() {
-        let held = lock_images().unwrap();
-        // SAFETY: the child calls only functions that take no lock but that of this test, and ends
-        // with _exit.
+    /// Runs `work` in a forked child, and returns whether it returned true.
+    fn in_child(work: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child waits for no lock that a thread of the parent may have held: all calls
+        // in `work` shall return before they take one. It ends with _exit.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: as above; an alarm ends a child that waits.
             unsafe { libc::alarm(20) };
-            let code = i32::from(lock_images().is_ok());
+            let code = i32::from(!work());
             // SAFETY: as above.
             unsafe { libc::_exit(code) };
         }
         let mut status = -1;
         // SAFETY: `status` outlives the call.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(status, 0, "the child gets an error");
+        status == 0
+    }
+
+    #[test]
+    fn a_child_is_refused_and_does_not_wait_for_a_thread_of_its_parent() {
+        let place = tempfile::tempdir().unwrap();
+        let image = place.path().join("disk").display().to_string();
+        FileSystem::create_image(&image, 32 << 20).unwrap().close().unwrap();
+        let name = Name { image, path: "/app.db".to_owned() };
+        drop(Use::of(&name, "").unwrap());
+        let held = IMAGES.lock();
+        assert!(in_child(|| Use::of(&name, "").is_err_and(|e| e.text.contains("forked"))));
         drop(held);
-        assert!(lock_images().is_ok(), "the parent goes on");
+        // The image is closed, so only the library itself keeps the child from it.
+        assert!(in_child(
+            || FileSystem::open_image(&name.image).is_err_and(|e| e.to_string().contains("forked"))
+        ));
+        drop(Use::of(&name, "").unwrap());
+        assert!(!IMAGES.lock().contains_key(&name.image), "no slot is left");
+    }
+
+    #[test]
+    fn two_names_of_an_image_are_one_image_and_a_failed_open_leaves_nothing() {
+        let place = tempfile::tempdir().unwrap();
+        let [image, alias, none] =
+            ["two", "alias", "none"].map(|name| place.path().join(name).display().to_string());
+        FileSystem::create_image(&image, 32 << 20).unwrap().close().unwrap();
+        std::fs::hard_link(&image, &alias).unwrap();
+        let named = |image: &str| Name { image: image.to_owned(), path: "/app.db".to_owned() };
+        let first = Use::of(&named(&image), "").unwrap();
+        assert!(first.is_only());
+        let second = Use::of(&named(&alias), "").unwrap();
+        assert!(Arc::ptr_eq(first.volume.as_ref().unwrap(), second.volume.as_ref().unwrap()));
+        assert!(!first.is_only());
+        assert!(Use::of(&named(&none), "").is_err());
+        drop(first);
+        second.volume().root.create("/f").unwrap();
+        drop(second);
+        let left = IMAGES.lock();
+        assert!([&image, &alias, &none].iter().all(|name| !left.contains_key(*name)));
     }
 }

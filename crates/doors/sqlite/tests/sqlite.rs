@@ -9,6 +9,7 @@ use kedge_fsck::{CheckOptions, StoreReplay};
 use kedgefs::FileSystem;
 use kedgefs::device::{FileDevice, OpenOptions};
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -32,6 +33,13 @@ impl Place {
 
     fn image(&self) -> PathBuf {
         self.0.path().join("disk.kedge")
+    }
+
+    /// Makes another image, and returns its path.
+    fn another(&self) -> String {
+        let path = self.0.path().join("other.kedge");
+        FileSystem::create_image(&path, 32 * MIB).unwrap().close().unwrap();
+        path.display().to_string()
     }
 
     fn script(&self, name: &str, arguments: &[&str]) -> Command {
@@ -131,10 +139,10 @@ fn the_wal_stays_where_a_program_asks_for_it() {
 }
 
 #[test]
-fn an_image_that_is_open_elsewhere_is_refused() {
+fn an_image_that_is_open_elsewhere_is_refused_and_delays_no_other() {
     let Some(place) = Place::new(32 * MIB) else { return };
     let fs = FileSystem::open_image(place.image()).unwrap();
-    let said = place.run("busy.py", &[]);
+    let said = place.run("busy.py", &[&place.another()]);
     assert!(said.contains("disk.kedge") && said.contains("in use"), "{said}");
     fs.close().unwrap();
 }
@@ -158,6 +166,37 @@ fn a_killed_process_leaves_whole_transactions_and_all_that_were_committed() {
         assert!(last >= 6 * 20);
         place.check();
     }
+}
+
+#[test]
+fn a_database_has_one_wal_under_all_its_paths() {
+    let Some(place) = Place::new(64 * MIB) else { return };
+    let fs = FileSystem::open_image(place.image()).unwrap();
+    fs.root().create_dir("/d").unwrap();
+    for (target, link) in [("app.db", "/link.db"), ("../link.db", "/d/link.db"), ("/d/..", "/way")] {
+        fs.root().symlink(target, link).unwrap();
+    }
+    fs.close().unwrap();
+    drop(fs);
+    let killed = place.script("links.py", &["kill"]).output().unwrap();
+    assert!(killed.status.signal() == Some(9), "{}", String::from_utf8_lossy(&killed.stderr));
+    assert_eq!(place.run("links.py", &["look"]), "done\n");
+    assert_eq!(names(&place.image()), ["app.db", "d", "link.db", "way"]);
+    place.check();
+}
+
+#[test]
+fn a_forked_process_can_use_no_image() {
+    let Some(place) = Place::new(32 * MIB) else { return };
+    assert_eq!(place.run("forked.py", &[&place.another()]), "done\n");
+    place.check();
+}
+
+#[test]
+fn a_write_to_a_read_only_image_is_refused_as_such() {
+    let Some(place) = Place::new(32 * MIB) else { return };
+    assert_eq!(place.run("readonly.py", &[]), "done\n");
+    place.check();
 }
 
 /// The Python program of the document works, with paths of this machine.

@@ -66,8 +66,9 @@ impl FileSystem {
     ///
     /// # Errors
     /// EINVAL: the image has a feature that this version does not know, or the device is open in
-    /// this process, or the options are impossible. EUCLEAN: the device contains no image, or a
-    /// corrupt one. ENOSPC: recovery finds no block for data that is only in the log.
+    /// this process, or this process was forked after its parent had opened a file system, or the
+    /// options are impossible. EUCLEAN: the device contains no image, or a corrupt one. ENOSPC:
+    /// recovery finds no block for data that is only in the log.
     pub fn open(device: Arc<dyn Device>, clock: Arc<dyn Clock>, options: MountOptions) -> Result<FileSystem> {
         let fs = Fs::open(device, clock, options, None)?;
         Ok(FileSystem { _membership: Arc::new(Membership(fs.clone())), fs })
