@@ -43,7 +43,7 @@
 //!
 //! On a device without FUA a durable write includes a flush. If that flush fails, other writes may
 //! be lost. So a failed durable write shuts the mount down like a failed flush, unless nothing else
-//! was written meanwhile and nothing waited for a flush before.
+//! was written meanwhile and nothing waited for a flush before ([`kedge_device::TrackedDevice`]).
 //!
 //! # When a write fails
 //! 1. The error of a write of several blocks does not show which block failed. So each of its
