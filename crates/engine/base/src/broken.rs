@@ -156,6 +156,9 @@ pub enum Variant {
     StaleEnd,
     /// A sync joins a round of writeback that began before the sync was called.
     SyncJoinsRunning,
+    /// A durable write that fails in its flush counts as a failed write, so what the flush has lost
+    /// counts as written.
+    LostByDurableWrite,
 }
 
 impl Variant {
@@ -231,6 +234,7 @@ impl Variant {
         Variant::InlineOutUnlogged,
         Variant::CutBeforeSlot,
         Variant::MoveUncounted,
+        Variant::LostByDurableWrite,
     ];
 }
 

@@ -24,7 +24,8 @@
 //! 2. `interface`: the properties and requests of all devices; `batch` and `sizes` build on it;
 //! 3. `pages` (bytes in memory), `flushes` (one at a time) and `location`;
 //! 4. devices: `mem`, `overlay`, `file`, `nbd`, `rbd`, `watched`; for any device, `ahead`
-//!    (read-ahead), `window` (a part of a device) and `crypt` (encryption);
+//!    (read-ahead), `window` (a part of a device), `crypt` (encryption) and `tracked` (writes that
+//!    a failed flush may have lost);
 //! 5. `sim`: devices for tests, which record requests and simulate crashes.
 
 #![deny(unsafe_code)]
@@ -52,6 +53,7 @@ mod sizes;
 mod stats;
 #[cfg(test)]
 mod testing;
+mod tracked;
 mod watched;
 mod window;
 
@@ -72,6 +74,7 @@ pub use overlay::OverlayDevice;
 pub use rbd::RbdDevice;
 pub use request::{Completion, CompletionSink, Io, Op, Request};
 pub use stats::{DeviceErrors, DeviceStats};
+pub use tracked::TrackedDevice;
 pub use watched::{LATE, Oldest, Pending, WatchedDevice};
 pub use window::WindowDevice;
 

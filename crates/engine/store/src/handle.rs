@@ -301,11 +301,21 @@ const STAMPS: InodeMask = InodeMask(
     InodeMask::ATIME.0 | InodeMask::MTIME.0 | InodeMask::CTIME.0 | InodeMask::BTIME.0 | InodeMask::CHANGE.0,
 );
 
-/// Whether a record does more than set time stamps and change counters, so that it may refer to
-/// data in place.
+/// Whether a record does more than set time stamps of the clock and change counters, so that it may
+/// refer to data in place.
+///
+/// Changes of data set mtime and ctime to the same time. Where a record sets them to different
+/// times, a program has chosen the mtime (utimes(2)). It may be that of a file whose bytes the
+/// program has copied, and a later copy skips files with equal sizes and mtimes. So such a record
+/// refers to the bytes.
 fn refers_to_data(record: &Record<'_>) -> bool {
-    let only_stamps =
-        |edit: &Edit<'_>| matches!(edit, Edit::Inode(patch) if patch.mask.without(STAMPS).is_empty());
+    let only_stamps = |edit: &Edit<'_>| match edit {
+        Edit::Inode(patch) => {
+            let chosen = patch.mask.contains(InodeMask::MTIME) && patch.core.mtime != patch.core.ctime;
+            patch.mask.without(STAMPS).is_empty() && !chosen
+        }
+        _ => false,
+    };
     !record.edits.iter().all(only_stamps)
 }
 

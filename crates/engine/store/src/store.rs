@@ -12,7 +12,7 @@ use kedge_base::atomic::{AtomicBool, AtomicU64, Ordering};
 use kedge_base::lock::Mutex;
 use kedge_base::{Clock, Epoch, Error, Generation, Ino, Lsn, Result};
 use kedge_btree::Tree;
-use kedge_device::Device;
+use kedge_device::{Device, TrackedDevice};
 use kedge_format::Key;
 use kedge_format::superblock::{Geometry, Losses};
 use kedge_log::{ForceCause, Log};
@@ -22,6 +22,8 @@ use std::sync::{Arc, OnceLock, Weak};
 /// An open image; see the crate's head.
 pub struct Store {
     pub(crate) device: Arc<dyn Device>,
+    /// The same device.
+    pub(crate) tracked: Arc<TrackedDevice>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) geometry: Geometry,
     pub(crate) read_only: bool,
@@ -229,6 +231,12 @@ impl Store {
         tracing::error!("shutting down: {reason}");
         self.log.shutdown(reason);
         self.checkpoint.hurry.call();
+    }
+
+    /// Whether a failed durable write of file data may have lost other writes, of whatever kind.
+    /// The caller then shuts the store down. Otherwise only its own bytes are not durable.
+    pub fn has_lost_writes(&self) -> bool {
+        self.tracked.has_lost_writes()
     }
 
     /// Shuts the store down if `e` is the error of a flush. A flush that was meant for something

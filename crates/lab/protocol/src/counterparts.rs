@@ -83,6 +83,7 @@ pub fn counterpart(variant: Variant) -> Counterpart {
         | Variant::StaleEnd => None(MEMORY),
         Variant::ShortWhole | Variant::ForgetLosses | Variant::TouchInWriteback => None(ANSWERS),
         Variant::InlineInReplay | Variant::InlineOutUnlogged => None(SMALL_FILES),
+        Variant::LostByDurableWrite => None("the device of the model fails no request"),
         Variant::CutBeforeSlot => None("the device of the model keeps its size"),
         Variant::UnkeyedLog => None("the data of a file never looks like a log write"),
         Variant::DiscardWithoutFlush => {

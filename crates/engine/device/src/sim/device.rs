@@ -222,6 +222,20 @@ impl SimDevice {
         let failure = state.fail(admitted, "write", offset, len);
         let torn = match admitted.fault.as_ref().map(|(effect, _)| *effect) {
             None if failure.is_ok() => None,
+            Some(Effect::LostFua { names_flush }) if fua && !state.poisoned => {
+                let data = Data::new(buf);
+                state.show(offset, &data, None);
+                let seq = state.next_seq();
+                state.happened(Event::Write { seq, offset, data, fua: false, torn: None });
+                let seq = state.next_seq();
+                state.happened(Event::FlushLost { seq, covers: seq });
+                return match failure {
+                    Err(Error::Io { errno, .. }) if names_flush => {
+                        Err(Error::Io { op: "flush", offset: 0, len: 0, errno })
+                    }
+                    failure => failure,
+                };
+            }
             Some(effect @ (Effect::Torn | Effect::Short(_) | Effect::Done | Effect::Unknown))
                 if !state.poisoned =>
             {

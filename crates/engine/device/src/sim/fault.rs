@@ -34,6 +34,12 @@ pub(super) enum Effect {
     Done,
     /// The writes that this flush should have made durable are never made durable by later flushes.
     Lost,
+    /// A FUA write reaches the cache, and the flush that should make it durable fails like
+    /// [`Effect::Lost`]. A plain write fails without effect.
+    LostFua {
+        /// Whether the error names the flush.
+        names_flush: bool,
+    },
     /// The write may have reached the medium or not, and every later request fails.
     Unknown,
 }
@@ -244,6 +250,15 @@ impl FaultPlan {
     /// them.
     pub fn lose_flush(self, nth: u64, errno: i32) -> FaultPlan {
         self.with(OpKind::Flush, nth, errno, Effect::Lost)
+    }
+
+    /// Makes the n-th write, if it is a FUA write, fail in its flush, as on a device without FUA:
+    /// the bytes reach the cache, the flush fails, and later flushes succeed without making durable
+    /// what this flush should have, the writes of others included. With `names_flush` the error
+    /// is that of a flush, as from a device that emulates FUA itself. Otherwise it is that of a
+    /// write, as from a kernel or a server that emulates FUA. A plain write fails without effect.
+    pub fn lose_fua(self, nth: u64, names_flush: bool, errno: i32) -> FaultPlan {
+        self.with(OpKind::Write, nth, errno, Effect::LostFua { names_flush })
     }
 
     /// Makes the n-th write, which may be a discard, fail after all of it took effect.

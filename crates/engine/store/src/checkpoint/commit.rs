@@ -64,14 +64,16 @@ impl Store {
         };
         // Not repeated even if the host is full. The store shuts down, so the error must not look
         // like a full host, after which a caller would retry.
-        make_valid(&*self.device, cut.alloc.geometry(), &cut, state).map_err(|e| match e.is_host_full() {
+        let confirm = || self.tracked.confirm();
+        let valid = make_valid(&*self.device, cut.alloc.geometry(), &cut, state, &confirm);
+        valid.map_err(|e| match e.is_host_full() {
             true => Error::Shutdown(e.to_string().into()),
             false => e,
         })?;
         let sb = Superblock { geometry: cut.alloc.geometry().clone(), checkpoint: state };
         // After the last checkpoint of a mount no flush would make the copies durable, so they are
         // written durably.
-        refresh_copies(&*self.device, &sb, clean);
+        refresh_copies(self.tracked.untracked(), &sb, clean);
         self.stats.logging_ns.record(self.clock.since(forced).as_nanos() as u64);
         self.stats.nodes_written.add(nodes);
         self.stats.inner_nodes_written.add(cut.trees().map(|tree| tree.inner() as u64).sum());

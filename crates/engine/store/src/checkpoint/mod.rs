@@ -9,8 +9,9 @@
 //!    reused before this checkpoint is durable. The log from its tail on is still there, because
 //!    the tail moves last.
 //! 2. The new slot is durable. Then so are the nodes, bitmaps and index to which it points, because
-//!    a flush precedes it. The log was forced to the cut before the slot was written, so it has no
-//!    gap between tail and cut.
+//!    a flush precedes it, and no flush or FUA write that was in flight beside that flush may have
+//!    lost them ([`kedge_device::TrackedDevice::confirm`]). The log was forced to the cut before
+//!    the slot was written, so it has no gap between tail and cut.
 //!
 //! A checkpoint that finds no space on the image's host writes the same blocks again later
 //! (`commit`). For a crash that is one checkpoint that takes longer. The same holds if its caller

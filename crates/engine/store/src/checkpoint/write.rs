@@ -104,7 +104,7 @@ pub(crate) fn write_checkpoint(
     wrote: &dyn Fn(u64) -> usize,
 ) -> Result<()> {
     write_blocks(device, geometry, cut, wrote)?;
-    make_valid(device, geometry, cut, state)
+    make_valid(device, geometry, cut, state, &|| Ok(()))
 }
 
 /// Writes nodes and bitmaps (for `wrote` see [`write_merged`]). Returns the numbers of nodes and
@@ -126,11 +126,17 @@ pub(crate) fn write_blocks(
 
 /// Makes a cut valid whose blocks are written: flushes, and writes the slot. Must not be repeated
 /// after an error, since a flush may have failed, also that of the slot's durable write.
+///
+/// `confirm` waits for the flushes and durable writes of other threads, and fails if one of them
+/// has lost writes ([`kedge_device::TrackedDevice::confirm`]): blocks of this cut may be among
+/// them. It is called before the slot names the blocks, and again before the caller reuses what
+/// only the previous slot needs.
 pub(crate) fn make_valid(
     device: &dyn Device,
     geometry: &Geometry,
     cut: &Cut,
     state: CheckpointState,
+    confirm: &dyn Fn() -> Result<()>,
 ) -> Result<()> {
     let sb = Superblock { geometry: geometry.clone(), checkpoint: state };
     trace::note(|| Event::NodesWritten(cut.generation));
@@ -143,10 +149,12 @@ pub(crate) fn make_valid(
     // points.
     if !broken::is(Variant::SlotBeforeNodes) {
         device.flush()?;
+        confirm()?;
         trace::note(|| Event::NodesFlushed(cut.generation));
     }
     trace::note(|| Event::SlotWrite { generation: cut.generation, cut: cut.lsn, tail: cut.tail });
     write_slot(device, &sb)?;
+    confirm()?;
     trace::note(|| Event::SlotDone(cut.generation));
     Ok(())
 }

@@ -11,7 +11,7 @@ use kedge_base::broken::{self, Variant};
 use kedge_base::trace::{self, Event};
 use kedge_base::{Clock, Epoch, Error, Lsn, Result};
 use kedge_btree::{Tree, TreeLock};
-use kedge_device::{Device, OverlayDevice};
+use kedge_device::{Device, OverlayDevice, TrackedDevice};
 use kedge_format::superblock::Superblock;
 use kedge_log::{RecordLsn, ScanConfig, ScanEnd, scan, scan_again};
 use std::sync::Arc;
@@ -92,6 +92,8 @@ pub fn count_log_writes(device: &dyn Device, sb: &Superblock) -> Result<u64> {
 /// The parts of a store that is being opened.
 pub(crate) struct Recovery {
     pub device: Arc<dyn Device>,
+    /// The same device.
+    pub tracked: Arc<TrackedDevice>,
     pub clock: Arc<dyn Clock>,
     pub sb: Superblock,
     pub alloc: Arc<Alloc>,
@@ -110,12 +112,12 @@ pub(crate) struct Recovery {
 
 impl Recovery {
     pub(super) fn load(
-        device: Arc<dyn Device>,
+        tracked: Arc<TrackedDevice>,
         clock: Arc<dyn Clock>,
         sb: &Superblock,
         options: &OpenOptions,
     ) -> Result<Recovery> {
-        let c = &sb.checkpoint;
+        let (c, device) = (&sb.checkpoint, tracked.clone() as Arc<dyn Device>);
         trace::note(|| Event::Recovers { epoch: c.epoch, generation: c.generation });
         let alloc = Arc::new(Alloc::load(&*device, &sb.geometry, c.generation)?);
         let generation = Arc::new(AtomicU64::new(c.generation.0 + 1));
@@ -158,6 +160,7 @@ impl Recovery {
         let (kept_max, promised, read_only) = (options.node_cache_bytes / 2, None, None);
         Ok(Recovery {
             device,
+            tracked,
             clock,
             sb,
             alloc,

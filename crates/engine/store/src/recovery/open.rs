@@ -15,7 +15,7 @@ use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::trace::{self, Event};
 use kedge_base::{BLOCK_SIZE, Clock, Error, Generation, Lsn, Result, spawn_named};
-use kedge_device::{Device, OverlayDevice};
+use kedge_device::{Device, OverlayDevice, TrackedDevice};
 use kedge_format::superblock::{INCOMPAT_CLONES, INCOMPAT_KNOWN, LOG_MIN, RO_COMPAT_KNOWN, Superblock};
 use kedge_log::{Log, LogConfig, ScanEnd};
 use std::sync::{Arc, OnceLock};
@@ -41,6 +41,7 @@ impl Store {
                 "data of files was lost when the image was unmounted; fsck -p clears this"
             );
         }
+        let device = Arc::new(TrackedDevice::new(device));
         let mut recovery = Recovery::load(device, clock, &sb, options)?;
         recovery.read_only = overlay;
         let end = recovery.replay()?;
@@ -89,7 +90,7 @@ impl Recovery {
         self.sb.geometry.feature_incompat |= cut.alloc.geometry().feature_incompat & INCOMPAT_CLONES;
         write_checkpoint(&*self.device, &self.sb.geometry, &cut, state, &|_| FULL)?;
         let sb = Superblock { geometry: self.sb.geometry.clone(), checkpoint: state };
-        refresh_copies(&*self.device, &sb, false);
+        refresh_copies(self.tracked.untracked(), &sb, false);
         self.alloc.written(cut.alloc);
         self.alloc.checkpoint_durable(cut.generation);
         if self.sb.geometry.has_sums() || self.sb.geometry.has_clones() {
@@ -130,6 +131,7 @@ impl Recovery {
         let store = Arc::new(Store {
             guard,
             device: self.device,
+            tracked: self.tracked,
             clock: self.clock,
             geometry: self.sb.geometry,
             read_only,

@@ -110,3 +110,30 @@ pub fn second_fsync() -> Result<(), String> {
         }
     })
 }
+
+/// A durable write fails in its flush, and the device loses the nodes of a checkpoint with it. The
+/// flush of the checkpoint then succeeds. The image must mount after a power failure.
+pub fn lost_nodes() -> Result<(), String> {
+    let (device, fs) = open(rig::format(IMAGE, LOG)?, 16 << 20)?;
+    let ino = fs.create(Ino::ROOT, b"f", 0o644, OWNER).map_err(said)?.ino;
+    fs.write(ino, 0, &[1; 64 * PAGE]).map_err(said)?;
+    fs.sync().map_err(said)?;
+    fs.create(Ino::ROOT, b"g", 0o644, OWNER).map_err(said)?;
+    device.set_plan(FaultPlan::new(0).hold(OpKind::Flush, 0));
+    let other = fs.clone();
+    let checkpoint = spawn_named("checkpoint", move || other.checkpoint()).map_err(|e| e.to_string())?;
+    while device.held_up() == 0 {
+        std::thread::yield_now();
+    }
+    fs.write(ino, 0, &[2; PAGE]).map_err(said)?;
+    device.set_plan(FaultPlan::new(0).lose_fua(0, false, errno::EIO));
+    if fs.fsync(ino, true).is_ok() || device.struck() != 1 {
+        return Err("the test's own assumption: the durable write failed".to_owned());
+    }
+    device.release();
+    let checkpoint = checkpoint.join().map_err(|panic| rig::panic_text(&*panic))?;
+    match is_durable(&device, ino, PAGE as u64, &[1; PAGE]) {
+        Ok(true) if checkpoint.is_err() => Ok(()),
+        found => Err(format!("the checkpoint: {checkpoint:?}; after a power failure: {found:?}")),
+    }
+}

@@ -50,6 +50,17 @@ impl Two {
         byte[0]
     }
 
+    /// The next durable write fails in its flush, which loses the cache of the device.
+    fn loses_next_write(&self, names_flush: bool) {
+        self.device.set_plan(FaultPlan::new(0).lose_fua(0, names_flush, errno::EIO));
+    }
+
+    fn until_held(&self) {
+        while self.device.held_up() == 0 {
+            std::thread::yield_now();
+        }
+    }
+
     fn fails_next_write(&self) {
         self.device.set_plan(FaultPlan::new(0).fail(OpKind::Write, 0, errno::EIO));
     }
@@ -116,9 +127,7 @@ fn a_failed_one_shuts_down_if_others_are_writing() {
     two.device.set_plan(plan);
     let (fs, b) = (two.fs.clone(), two.b);
     let other = spawn_named("other", move || fs.seek(b, 0, SeekKind::Data).map(drop)).unwrap();
-    while two.device.held_up() == 0 {
-        std::thread::yield_now();
-    }
+    two.until_held();
     assert_eq!(two.fs.fsync(two.a, true).unwrap_err().errno(), errno::EIO);
     assert_eq!(
         two.device.op_counts().writes,
@@ -129,6 +138,96 @@ fn a_failed_one_shuts_down_if_others_are_writing() {
     // The other thread's write itself succeeded.
     let _ = other.join().unwrap();
     assert_eq!(two.fs.fsync(two.b, true).unwrap_err().errno(), errno::EIO, "its durability is unknown");
+}
+
+/// The error of the write does not show that its flush failed. Nothing else was in the cache, so
+/// only the write's own bytes are lost.
+#[test]
+fn one_that_loses_itself_is_tried_again() {
+    let two = two_files();
+    two.overwrite(two.a, 2);
+    two.loses_next_write(false);
+    assert_eq!(two.fs.fsync(two.a, true).unwrap_err().errno(), errno::EIO);
+    assert_eq!(two.after_power_loss(two.a), 1);
+    two.fs.fsync(two.a, true).unwrap();
+    assert_eq!(two.after_power_loss(two.a), 2);
+}
+
+/// A failed flush ends the mount, whatever was to be flushed.
+#[test]
+fn one_whose_flush_fails_shuts_down() {
+    let two = two_files();
+    two.overwrite(two.a, 2);
+    two.overwrite(two.b, 2);
+    two.loses_next_write(true);
+    assert_eq!(two.fs.fsync(two.a, true).unwrap_err().errno(), errno::EIO);
+    for ino in [two.a, two.b] {
+        assert_eq!(two.fs.fsync(ino, true).unwrap_err().errno(), errno::EIO);
+    }
+}
+
+/// The nodes of a checkpoint wait for their flush, which succeeds after they were lost. No slot may
+/// name them.
+#[test]
+fn one_that_loses_the_nodes_of_a_checkpoint_shuts_down() {
+    for names_flush in [false, true] {
+        let two = two_files();
+        two.fs.create(Ino::ROOT, b"c", 0o644, OWNER).unwrap();
+        two.device.set_plan(FaultPlan::new(0).hold(OpKind::Flush, 0));
+        let fs = two.fs.clone();
+        let checkpoint = spawn_named("checkpoint", move || fs.checkpoint()).unwrap();
+        two.until_held();
+        two.overwrite(two.a, 2);
+        two.loses_next_write(names_flush);
+        assert_eq!(two.fs.fsync(two.a, true).unwrap_err().errno(), errno::EIO);
+        assert_eq!(two.device.strikes().len(), 1, "the test's own assumption: one durable write failed");
+        two.device.release();
+        assert_eq!(checkpoint.join().unwrap().unwrap_err().errno(), errno::EIO, "{names_flush}");
+        assert_eq!(two.fs.fsync(two.b, true).unwrap_err().errno(), errno::EIO, "{names_flush}");
+        assert_eq!(two.after_power_loss(two.b), 1, "the image mounts");
+    }
+}
+
+/// The flush of a checkpoint succeeds before a durable write reports that its own flush has failed,
+/// which may have lost the nodes. The slot waits for that report.
+#[test]
+fn a_checkpoint_waits_for_one_that_may_have_lost_its_nodes() {
+    let two = two_files();
+    two.fs.create(Ino::ROOT, b"c", 0o644, OWNER).unwrap();
+    two.overwrite(two.a, 2);
+    two.device.set_plan(FaultPlan::new(0).hold(OpKind::Write, 0).lose_fua(0, false, errno::EIO));
+    let (fs, a) = (two.fs.clone(), two.a);
+    let fsync = spawn_named("fsync", move || fs.fsync(a, true)).unwrap();
+    two.until_held();
+    let (fs, (sender, receiver)) = (two.fs.clone(), std::sync::mpsc::channel());
+    let checkpoint = spawn_named("checkpoint", move || sender.send(fs.checkpoint()).unwrap()).unwrap();
+    while two.device.op_counts().flushes == 0 {
+        std::thread::yield_now();
+    }
+    assert!(receiver.recv_timeout(4 * LATENCY).is_err(), "the durable write may still fail");
+    two.device.release();
+    assert_eq!(fsync.join().unwrap().unwrap_err().errno(), errno::EIO);
+    assert_eq!(receiver.recv_timeout(HANG).unwrap().unwrap_err().errno(), errno::EIO);
+    checkpoint.join().unwrap();
+    assert_eq!(two.after_power_loss(two.b), 1, "the image mounts");
+}
+
+/// A log write is in flight: on a device without FUA its bytes may be in the cache already, and its
+/// own flush would succeed.
+#[test]
+fn one_that_may_lose_a_log_write_shuts_down() {
+    let two = two_files();
+    two.fs.create(Ino::ROOT, b"c", 0o644, OWNER).unwrap();
+    two.device.set_plan(FaultPlan::new(0).hold(OpKind::Write, 0));
+    let fs = two.fs.clone();
+    let other = spawn_named("other", move || fs.fsync(Ino::ROOT, false)).unwrap();
+    two.until_held();
+    two.overwrite(two.a, 2);
+    two.loses_next_write(false);
+    assert_eq!(two.fs.fsync(two.a, true).unwrap_err().errno(), errno::EIO);
+    two.device.release();
+    assert_eq!(other.join().unwrap().unwrap_err().errno(), errno::EIO, "its durability is unknown");
+    assert_eq!(two.fs.fsync(two.b, true).unwrap_err().errno(), errno::EIO);
 }
 
 #[test]

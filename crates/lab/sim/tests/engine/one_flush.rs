@@ -1,8 +1,8 @@
 //! An fsync of overwritten blocks whose record sets only time stamps: blocks and log write share
 //! one flush. What else is in the log write decides whether they may.
 
-use kedge_base::ManualClock;
-use kedge_device::sim::{Choice, FaultPlan, SimDevice};
+use kedge_base::{ManualClock, spawn_named};
+use kedge_device::sim::{Choice, FaultPlan, OpKind, SimDevice};
 use kedge_device::{Device, FuaKind, Geometry};
 use kedge_sim::ops::OWNER;
 use kedge_sim::rig;
@@ -70,7 +70,14 @@ impl Rig {
     /// The two overwritten bytes, and the mode and the change time of the file, after the loss of
     /// everything that is not guaranteed.
     fn after_power_loss(&self) -> ([u8; 2], u32, kedge_base::Timespec) {
-        let device = Arc::new(SimDevice::new(self.device.crash_as(Choice::None)));
+        let (bytes, attr) = self.after_crash(Choice::None);
+        (bytes, attr.mode, attr.ctime)
+    }
+
+    /// The two overwritten bytes, and the attributes of the file, after a crash that leaves these
+    /// of the writes that wait for a flush.
+    fn after_crash(&self, choice: Choice) -> ([u8; 2], kedgefs::Attr) {
+        let device = Arc::new(SimDevice::new(self.device.crash_as(choice)));
         let setup = kedge_sim::explore::setup();
         let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup).unwrap();
         let byte = |page: usize| {
@@ -79,7 +86,7 @@ impl Rig {
             byte[0]
         };
         let attr = fs.getattr(self.ino).unwrap();
-        ([byte(8), byte(40)], attr.mode, attr.ctime)
+        ([byte(8), byte(40)], attr)
     }
 }
 
@@ -133,6 +140,33 @@ fn a_mode_is_no_time_stamp() {
     assert_eq!(rig.fsync(), (3, 1, 1));
     let (bytes, mode, _) = rig.after_power_loss();
     assert_eq!((bytes, mode & 0o7777), ([2, 2], 0o600));
+}
+
+/// A program that copies files gives the copy the mtime of its source. No crash leaves that mtime
+/// with the old bytes.
+#[test]
+fn a_chosen_mtime_is_not_durable_before_the_bytes() {
+    let given = kedge_base::Timespec { sec: 1, nsec: 0 };
+    let rig = rig();
+    rig.overwrite(2);
+    let set = kedgefs::SetAttr { mtime: Some(kedgefs::SetTime::At(given)), ..Default::default() };
+    rig.fs.setattr(rig.ino, &set).unwrap();
+    rig.device.set_plan(FaultPlan::new(0).hold(OpKind::Flush, 0));
+    let (fs, ino) = (rig.fs.clone(), rig.ino);
+    let fsync = spawn_named("fsync", move || fs.fsync(ino, false)).unwrap();
+    while rig.device.held_up() == 0 {
+        std::thread::yield_now();
+    }
+    let pending = rig.device.pending();
+    assert!(pending >= 2, "the test's own assumption: {pending} writes wait for the flush");
+    for choice in (0..pending).map(Choice::Only).chain([Choice::None, Choice::All]) {
+        let (bytes, attr) = rig.after_crash(choice);
+        assert!(attr.mtime != given || bytes == [2, 2], "{choice:?}: {bytes:?} with the mtime of the copy");
+    }
+    rig.device.release();
+    fsync.join().unwrap().unwrap();
+    let (bytes, attr) = rig.after_crash(Choice::None);
+    assert_eq!((bytes, attr.mtime), ([2, 2], given));
 }
 
 /// The record says that the blocks are written.

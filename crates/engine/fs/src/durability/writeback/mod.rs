@@ -42,9 +42,8 @@
 //! flush for it.
 //!
 //! On a device without FUA a durable write includes a flush. If that flush fails, other writes may
-//! be lost. So a failed durable write shuts the mount down like a failed flush. The exception is an
-//! error that is not that of a flush, if nothing else was written meanwhile and nothing waited for
-//! a flush before.
+//! be lost. So a failed durable write shuts the mount down like a failed flush, unless nothing else
+//! was written meanwhile and nothing waited for a flush before ([`kedge_device::TrackedDevice`]).
 //!
 //! # When a write fails
 //! 1. The error of a write of several blocks does not show which block failed. So each of its

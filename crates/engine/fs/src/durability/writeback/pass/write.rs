@@ -7,7 +7,6 @@ use kedge_base::broken::{self, Variant};
 use kedge_base::trace::{self, Event};
 use kedge_base::{BLOCK_SIZE, BlockNo, Extent, IoBuf};
 use kedge_device::{Completion, Io, Op, run_apart, run_batch};
-use kedge_store::WriteSeq;
 
 /// The pages in a write: inode, first page, number of pages.
 type Users = Vec<(usize, u64, u64)>;
@@ -37,7 +36,6 @@ impl Pass<'_> {
             ios.push(Io { offset: io.start.byte_offset(), op: Op::Write { buf: io.buf, fua } });
             users.push((io.start, io.users));
         }
-        let alone = if durable { self.all_flushed() } else { None };
         let mut first_error = None;
         let (mut again, mut pieces) = (Vec::new(), Vec::new());
         let completions = self.run_writes(ios, &users);
@@ -49,11 +47,9 @@ impl Pass<'_> {
             };
             self.stats().data_write_errors.inc();
             self.tell_failed(&e, "");
-            // The device may make the write and a flush of it, and report which of them failed.
-            let unsure = alone.is_none() || self.all_flushed() != alone;
-            let flush_lost = durable && (e.is_failed_flush() || unsure);
             let last = matches!(e, kedge_base::Error::Fenced | kedge_base::Error::OutcomeUnknown);
-            if flush_lost || last {
+            // The flush of a durable write may have failed, and may have lost what others wrote.
+            if last || durable && self.store().has_lost_writes() {
                 self.store().shutdown(&e);
             }
             let full = e.is_host_full();
@@ -123,14 +119,6 @@ impl Pass<'_> {
         } else {
             tracing::error!("writeback{when}: {e}");
         }
-    }
-
-    /// The number of the newest data write, if no write waits for a flush and no other inode is
-    /// being written. `None` in a pass over several inodes.
-    fn all_flushed(&self) -> Option<WriteSeq> {
-        let newest = self.store().data_write_seq();
-        (self.writeback.dirty.count_under_writeback() <= 1 && self.store().data_flushed(newest))
-            .then_some(newest)
     }
 
     fn note_failed(&mut self, piece: &Piece) {
