@@ -78,7 +78,7 @@ fields!(
     pub(crate) Suspect = 32 { unique: u64, node: u64, opcode: u32, deaths: u32, under_way: u64 }
 );
 fields!(
-    pub(crate) Head = 976 {
+    pub(crate) Head = 984 {
         magic: u64, version: u32, padding: u32, life: u64, negotiated: Negotiated, suspect: Suspect,
         // For each life, the end of the log that recovery found after it; 0 if recovery has not run
         // yet.

@@ -133,6 +133,7 @@ fn a_read_that_breaks_off_while_its_connection_is_retired_is_lost_and_not_forgot
         state: Mutex::default(),
         work: Condvar::new(),
         room: Condvar::new(),
+        flushes: Flushes::default(),
     });
     let part = Plan::new(Kind::Read, 0, 2 * B).next(&shared.export).unwrap();
     let waiter = Arc::new(Waiter::default());
