@@ -47,12 +47,8 @@ fn end_once(prefix: &Path) -> usize {
     let mut killed = 0;
     for pid in children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter_map(Pid::from_raw) {
         match Standing::of(pid) {
-            Some(standing) if standing.has_ended => {
-                if standing.is_orphan() {
-                    reap(pid);
-                }
-            }
-            Some(_) if is_below(pid, prefix) => {
+            Some(standing) if standing.has_ended && standing.is_orphan() => reap(pid),
+            Some(standing) if !standing.has_ended && is_below(pid, prefix) => {
                 // ESRCH: it has ended meanwhile.
                 if let Err(e) = kill_process(pid, Signal::KILL)
                     && e != rustix::io::Errno::SRCH

@@ -21,8 +21,8 @@ fn entries(fs: &FileSystem, dir: Ino) -> Result<Vec<Vec<u8>>> {
 }
 
 /// The calls that would create the current tree, followed by a baseline, so that none of it can be
-/// lost. Of the `nameless` files, made with `O_TMPFILE`, those are included that are still open and
-/// have no name: they may get one later.
+/// lost. Files in `nameless`, made with `O_TMPFILE`, are included if they are still open and have
+/// no name: they may get one later.
 pub fn baseline(fs: &FileSystem, nameless: &[Ino]) -> Result<Vec<Event>> {
     let mut reader = Reader { fs, events: Vec::new(), seen: HashSet::new() };
     let mut todo = vec![Ino::ROOT];

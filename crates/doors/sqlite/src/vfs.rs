@@ -33,8 +33,8 @@ const OK_SYMLINK: c_int = 2 << 8;
 const OK_SYMLINK_SINCE: c_int = 3_031_000;
 
 thread_local! {
-    /// The image that `full_pathname` opened to find symbolic links. SQLite opens the database next,
-    /// in the same thread; without this reference the image would be opened twice.
+    /// The image that `full_pathname` opened to find symbolic links. SQLite opens the database
+    /// next, in the same thread; without this reference the image would be opened twice.
     static RESOLVED: Cell<Option<Use>> = const { Cell::new(None) };
 }
 

@@ -55,8 +55,8 @@ impl Alloc {
         self.add_features(INCOMPAT_TREES | if limits { INCOMPAT_LIMITS } else { 0 });
     }
 
-    /// Sets the feature of shared blocks in the geometry that the next checkpoint writes. The caller
-    /// needs no guard, and may do so at any time during a resize.
+    /// Sets the feature of shared blocks in the geometry that the next checkpoint writes. The
+    /// caller needs no guard, and may do so at any time during a resize.
     pub fn set_has_clones(&self) {
         self.add_features(INCOMPAT_CLONES);
     }

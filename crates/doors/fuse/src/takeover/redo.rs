@@ -17,8 +17,8 @@
 //!   machine fails during this work.
 //! - **Times** ([`Rule::Times`]): redone in order, together with the content. A record of a
 //!   directory includes all times that were set before it, so those are not redone if such a record
-//!   is durable. If a later change of a file's content is durable, its time of modification is, too,
-//!   and only the access time is redone.
+//!   is durable. If a later change of a file's content is durable, its time of modification is,
+//!   too, and only the access time is redone.
 //! - A change without outcome and mark has had no effect that a reply has shown. Its request is
 //!   resent and served like a new one. The same holds for an entry of content without an outcome:
 //!   no later change of the file can be in the journal, because the file's lock was held.

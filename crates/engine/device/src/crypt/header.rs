@@ -27,9 +27,9 @@
 //! A change that was interrupted, or failed, between its two writes leaves a copy with the old
 //! slots, which a removed secret still opens. So the next change first writes the header to both
 //! copies ([`Header::settle`]), even if it is then refused.
-//! - If both copies are valid and differ, the first flush of the interrupted change may have failed.
-//!   So the header is written once more, while the other copy is valid, and flushed. Then the other
-//!   copy is overwritten.
+//! - If both copies are valid and differ, the first flush of the interrupted change may have
+//!   failed. So the header is written once more, while the other copy is valid, and flushed. Then
+//!   the other copy is overwritten.
 //! - If they are equal, the second flush may have failed, so that one of them is equal only in a
 //!   cache. The first flush had succeeded by then, so the other one is durable. Both are written.
 //! - If the other copy is invalid, the header is durable, because the second write began after the

@@ -103,8 +103,8 @@ impl Link {
         self.retired.load(Relaxed)
     }
 
-    /// Waits for the replies to all messages, or until the connection is dead, and disconnects. The caller ensures that no other
-    /// message will be sent.
+    /// Waits for the replies to all messages, or until the connection is dead, and disconnects. The
+    /// caller ensures that no other message will be sent.
     pub fn end(&self) {
         let mut table = self.table.lock();
         while !table.flights.is_empty() && !table.dead {

@@ -36,10 +36,10 @@
 //! device is dropped, can only be logged.
 //!
 //! No writer escapes the checks. A writer takes the lock, then stores its note, and only then
-//! changes the image. So at a check, a writer that has changed the image since the open either holds
-//! the lock or has left another note. At the open the reader reads the note before the owner: a
-//! writer that had stored its note by then either still holds the lock, so that the open is refused,
-//! or has made its last change before the reader's first read.
+//! changes the image. So at a check, a writer that has changed the image since the open either
+//! holds the lock or has left another note. At the open the reader reads the note before the owner:
+//! a writer that had stored its note by then either still holds the lock, so that the open is
+//! refused, or has made its last change before the reader's first read.
 //!
 //! # The size
 //! An image is extended and truncated like a file: the owner of the lock changes the image's size,

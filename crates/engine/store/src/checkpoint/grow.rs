@@ -10,9 +10,9 @@
 //! | 5 | the new blocks are free | the new size |
 //! | 6 | one more checkpoint, so that the other slot names the new size too | the new size: a mount takes the newer slot |
 //!
-//! A full host may have deferred the checkpoint of an earlier resize. The slots then name the layout
-//! before that resize, and its maps may lie where the maps of this growth go. So that checkpoint is
-//! written before step 1, or the growth fails with nothing changed.
+//! A full host may have deferred the checkpoint of an earlier resize. The slots then name the
+//! layout before that resize, and its maps may lie where the maps of this growth go. So that
+//! checkpoint is written before step 1, or the growth fails with nothing changed.
 //!
 //! Step 4 needs no free block of the image: the maps move to new blocks, and the tree does not
 //! change. So a full image can grow.
