@@ -90,7 +90,13 @@ fn change(image: &Path, change: impl FnOnce(&mut CryptHeader) -> Result<String>)
     if !key::is_encrypted(&*device)? {
         bail!("{} is not encrypted", image.display());
     }
-    let mut header = CryptHeader::read(&*device)?;
+    // Before the arguments are judged: after an interrupted change a repetition may be refused,
+    // because the slot is empty already, while the older copy of the header still has it.
+    let (mut header, differed) = CryptHeader::settle(&*device)?;
+    if differed {
+        let what = "an earlier change of its keys was interrupted; both copies of the header have it now";
+        println!("{}: {what}", image.display());
+    }
     let done = change(&mut header)?;
     header.replace(&*device)?;
     println!("{}: {done}", image.display());

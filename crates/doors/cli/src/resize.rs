@@ -52,11 +52,17 @@ pub fn run(args: Args) -> Result<ExitCode> {
 fn offline(image: &Path, size: Option<u64>) -> Result<(u64, u64)> {
     let fs = engine::open_to_change(image)?;
     let before = fs.statfs().blocks * u64::from(fs.statfs().block_size);
-    let resized = fs.resize(size);
-    let ended = fs.close();
-    let now = resized.with_context(|| format!("resize {}", image.display()))?;
-    ended.with_context(|| format!("close {}", image.display()))?;
-    Ok((before, now))
+    let resized = fs.resize(size).with_context(|| format!("resize {}", image.display()));
+    let closed = fs.close().with_context(|| format!("close {}", image.display()));
+    Ok((before, both(resized, closed)?))
+}
+
+/// Returns the first result if the second is `Ok`, and otherwise each error.
+fn both<T>(first: Result<T>, second: Result<()>) -> Result<T> {
+    match (first, second) {
+        (Err(first), Err(second)) => Err(anyhow!("{first:#}; {second:#}")),
+        (first, second) => second.and(first),
+    }
 }
 
 fn online(dir: &Path, size: Option<u64>) -> Result<(u64, u64)> {
@@ -100,3 +106,7 @@ fn size_of(dir: &Path, field: &str) -> Result<u64> {
         .with_context(|| format!("read the state of {}", dir.display()))?;
     info[field].as_u64().with_context(|| format!("{} names no {field}", dir.display()))
 }
+
+#[cfg(test)]
+#[path = "resize_tests.rs"]
+mod tests;

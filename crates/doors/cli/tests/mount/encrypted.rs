@@ -114,6 +114,33 @@ fn keys_are_added_changed_and_removed() {
     assert_eq!(list["slots"][0]["slot"], 1);
 }
 
+/// A power failure comes between the two writes of a removal. The repetition is refused, because the
+/// key opens no slot of the newer copy of the header.
+#[test]
+fn a_repeated_removal_overwrites_the_copy_that_an_interrupted_one_left() {
+    let place = Place::new();
+    keys(&place);
+    place.run("mkfs --encrypt --key-file key --size 32M disk.kedge").ok();
+    place.run("key add --key-file key --new-key-file other disk.kedge").ok();
+    // The command writes the copy at the end of the header's area first.
+    let (first, last) = (60 << 10..64 << 10, 0..4096);
+    let before = fs::read(place.path("disk.kedge")).unwrap();
+    place.run("key remove --key-file key disk.kedge").ok();
+    let mut image = fs::read(place.path("disk.kedge")).unwrap();
+    image[last.clone()].copy_from_slice(&before[last.clone()]);
+    fs::write(place.path("disk.kedge"), &image).unwrap();
+    let repeated = place.run("key remove --key-file key disk.kedge");
+    assert!(repeated.out.contains("an earlier change of its keys was interrupted"), "{}", repeated.out);
+    repeated.refused(1, &["opens no slot"]);
+    let mut image = fs::read(place.path("disk.kedge")).unwrap();
+    assert!(image[first.clone()] == image[last.clone()]);
+    // Without the other copy, too, only the key that was kept opens the image.
+    image[first].fill(0);
+    fs::write(place.path("disk.kedge"), &image).unwrap();
+    place.run("ls --key-file key disk.kedge:/").refused(1, &["opens no slot"]);
+    place.run("ls --key-file other disk.kedge:/").ok();
+}
+
 #[test]
 fn an_encrypted_image_is_mounted_and_survives_a_kill() {
     needs_fuse!();
