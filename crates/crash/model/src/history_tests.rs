@@ -431,7 +431,8 @@ fn may_have_the_page_alone(model: Model, call: impl Fn(u64) -> Call) -> bool {
 #[test]
 fn a_write_below_a_cut_persists_without_it() {
     let (offset, len) = (PAGE as u64, 3 * PAGE as u64);
-    let calls: [(&str, fn(u64, u64, u64) -> Call); 5] = [
+    type MakeCall = fn(u64, u64, u64) -> Call;
+    let calls: [(&str, MakeCall); 5] = [
         ("cut", |ino, size, _| Call::Truncate { ino, size }),
         ("cut within the next page", |ino, at, _| Call::Truncate { ino, size: at + 100 }),
         ("growth", |ino, _, len| Call::Truncate { ino, size: 4 * len }),
