@@ -115,7 +115,7 @@ fn requests_are_served_after_a_shortage_of_descriptors() {
     let server = pid(&place, "mnt");
     let fds = fs::read_dir(format!("/proc/{server}/fd")).unwrap();
     let used: Vec<u64> = fds.map(|fd| fd.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect();
-    let free = (0..).find(|fd| !used.contains(fd)).unwrap();
+    let free = (0..=used.len() as u64).find(|fd| !used.contains(fd)).unwrap();
     let limit = |limit| prlimit(Some(server), Resource::Nofile, limit).unwrap();
     let before = limit(Rlimit { current: Some(free), ..getrlimit(Resource::Nofile) });
     // The first is accepted, because accept(2) has its descriptor already, and the second is not.
