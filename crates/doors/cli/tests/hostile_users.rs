@@ -402,7 +402,7 @@ fn a_user_at_the_limits_harms_neither_mount_nor_others() {
 }
 
 /// The number of files on which a user has begun an atomic write, and the errno of the next begin.
-const ATOMIC_WRITES: &str = r#"
+const ATOMIC_WRITES: &str = r"
 import fcntl, os, sys
 files = [os.open(path, os.O_RDONLY) for path in sys.argv[1:]]
 begun = 0
@@ -412,7 +412,7 @@ try:
         begun += 1
 except OSError as e:
     print(begun, e.errno)
-"#;
+";
 
 /// A mount has a bounded number of atomic writes.
 #[test]
