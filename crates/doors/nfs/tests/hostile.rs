@@ -3,6 +3,7 @@
 use crate::common::*;
 use kedge_base::{Clock, HANG, SystemClock, spawn_named};
 use kedge_nfs::{Limits, Rights, Server, Squash};
+use kedgefs::device::sim::DistantDevice;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::io::{ErrorKind, Read, Write};
@@ -186,12 +187,14 @@ fn a_peer_that_takes_no_replies_harms_only_itself() {
     fs.close().unwrap();
 }
 
-/// Each reply makes the client send one more request.
+/// Each reply makes the client send one more request. A change needs some milliseconds, so that
+/// requests are always in flight.
 #[test]
 fn a_client_that_keeps_sending_does_not_delay_the_stop() {
     const IN_FLIGHT: usize = 600;
-    const SOON: Duration = Duration::from_secs(30);
-    let Rig { fs, server, client: mut c, root } = Rig::new();
+    const SOON: Duration = Duration::from_secs(10);
+    let slow = Arc::new(DistantDevice::new(formatted(64 << 20), Duration::from_millis(2)));
+    let Rig { fs, server, client: mut c, root } = Rig::on(open(slow), Squash::None);
     let send = move |c: &mut Client| {
         let call = c.head(NFS, 3, 2).raw(&args().bytes(&root).set(&mode(0o755)).u32(0).0);
         c.send(&call.0)
@@ -200,9 +203,9 @@ fn a_client_that_keeps_sending_does_not_delay_the_stop() {
         send(&mut c).unwrap();
     }
     let given_up = Arc::new(AtomicBool::new(false));
-    let sends = given_up.clone();
+    let ends = given_up.clone();
     let sender = spawn_named("sender", move || {
-        while !sends.load(Ordering::SeqCst) && c.receive().is_ok() && send(&mut c).is_ok() {}
+        while !ends.load(Ordering::SeqCst) && c.receive().is_ok() && send(&mut c).is_ok() {}
     });
     let stopping = spawn_named("stop", move || server.stop()).unwrap();
     let (clock, mut is_stopped) = (SystemClock::default(), false);
