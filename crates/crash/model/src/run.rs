@@ -196,7 +196,7 @@ pub(crate) fn crash_states_were_judged(states: u64, unreached: u64) -> bool {
 
 /// The verdict on a search that judged the complete state only.
 pub(crate) const ONLY_COMPLETE: &str =
-    "no verdict: the budget ended before any crash state was tried; only the complete state was judged";
+    "no verdict: the search ended before any crash state was tried; only the complete state was judged";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {

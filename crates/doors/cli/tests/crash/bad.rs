@@ -95,10 +95,7 @@ fn an_interrupted_search_tells_what_it_has_and_leaves_nothing() {
         signal(&child, with);
         let (status, out, err) = end_of(child);
         assert_eq!(status.code(), Some(3), "{out}{err}");
-        assert!(
-            out.contains("no failure so far, in 1 distinct") && out.contains("not all was tried"),
-            "{out}"
-        );
+        assert!(out.starts_with("no verdict: the search ended before any crash state was tried"), "{out}");
         assert!(out.contains("interrupted") && out.contains("NOT tried"), "{out}");
         assert_eq!(left_in(&place.path("work")), Vec::<PathBuf>::new());
         until("the end of the checker", || !is_running(checker));

@@ -88,7 +88,7 @@ fn a_commit_of_which_no_crash_state_was_tried_has_no_verdict() {
     words[budget] = "1";
     let (code, out, err) = run_in_repository(&place, &words);
     assert_eq!(code, 3, "{out}{err}");
-    assert!(out.contains(" five: no verdict: the budget ended before any crash state"), "{out}{err}");
+    assert!(out.contains(" five: no verdict: the search ended before any crash state"), "{out}{err}");
 }
 
 #[test]

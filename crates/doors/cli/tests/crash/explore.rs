@@ -107,7 +107,7 @@ fn what_is_recorded_is_what_was_done() {
         "fallocate",
         "chmod",
         "rmdir",
-        "fdatasync",
+        "O_DSYNC",
     ] {
         assert!(names.contains(&name), "{name} in {names:?}");
     }
@@ -262,7 +262,7 @@ fn recordings_and_checkers_that_are_no_good() {
     // The complete state alone says nothing about crashes.
     let run = place.run("crash explore run.kcr --check true --budget 1");
     assert_eq!(run.code, 3, "{}", run.out);
-    assert!(run.out.starts_with("no verdict: the budget ended before any crash state"), "{}", run.out);
+    assert!(run.out.starts_with("no verdict: the search ended before any crash state"), "{}", run.out);
     // The report says that the budget ended early.
     let run = place.kedge(["crash", "explore", "run.kcr", "--check", "true", "--budget", "2"]);
     assert_eq!(run.code, 0, "{}", run.err);

@@ -114,8 +114,8 @@ fn keys_are_added_changed_and_removed() {
     assert_eq!(list["slots"][0]["slot"], 1);
 }
 
-/// A power failure comes between the two writes of a removal. The repetition is refused, because the
-/// key opens no slot of the newer copy of the header.
+/// A power failure comes between the two writes of a removal. The repetition is refused, because
+/// the key opens no slot of the newer copy of the header.
 #[test]
 fn a_repeated_removal_overwrites_the_copy_that_an_interrupted_one_left() {
     let place = Place::new();
