@@ -22,13 +22,13 @@
 //! The commit waits for the force even with `volatile`, since the first rule needs it.
 
 use super::Files;
+use super::planned::{PagePlan, plan_page};
 use super::truncate::Zeros;
-use super::write::place_of;
 use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
-use crate::cache::pages::{Backing, Delta, Page, Pages};
+use crate::cache::pages::{Delta, Page, Pages};
 use crate::error::{Error, Result};
-use crate::extents::{self, Mapping, Place};
+use crate::extents::{self, Mapping};
 use crate::flags;
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::MutexGuard;
@@ -214,16 +214,6 @@ fn length(ranges: &Ranges) -> usize {
     ranges.iter().map(|(lo, hi)| usize::from(hi - lo)).sum()
 }
 
-/// What a page gets, besides its bytes, when the record is committed.
-pub(super) struct PagePlan {
-    index: u64,
-    pub backing: Backing,
-    /// Whether a promised block goes to the page.
-    pub promised: bool,
-    /// Whether a block of the limit's charge goes to the page.
-    pub charged: bool,
-}
-
 /// The space promised for the pages of an atomic write, before a lock is taken.
 struct Promises {
     blocks: Option<DataReservation>,
@@ -392,26 +382,6 @@ impl Files {
 /// Computes the new state of each staged page.
 fn plan(pages: &Pages, staged: &Staged, map: &[Mapping]) -> Vec<PagePlan> {
     staged.pages.keys().map(|index| plan_page(pages, *index, map)).collect()
-}
-
-/// Computes the new state of a page that becomes log-resident. The caller holds `io` exclusively
-/// and `wb`, so no page is being written.
-pub(super) fn plan_page(pages: &Pages, index: u64, map: &[Mapping]) -> PagePlan {
-    let page = pages.get(index);
-    let backing = page.map_or(Backing::Unknown, |page| page.backing);
-    let is_charged = page.is_some_and(Page::is_charged);
-    if !matches!(backing, Backing::Unknown | Backing::Shared) {
-        return PagePlan { index, backing, promised: false, charged: false };
-    }
-    let (backing, is_new) = match place_of(map, index) {
-        Place::Written(_) => (Backing::Written, false),
-        Place::Unwritten(_) => (Backing::Unwritten, false),
-        Place::Shared(_, false) => (Backing::Moving, false),
-        Place::Shared(_, true) => (Backing::Reserved, false),
-        Place::Hole => (Backing::Reserved, true),
-    };
-    let promised = matches!(backing, Backing::Moving | Backing::Reserved);
-    PagePlan { index, backing, promised, charged: is_new && !is_charged }
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod counting;
 mod deletion;
 mod fallocate;
 pub(crate) mod orphans;
+mod planned;
 pub(crate) mod read;
 pub(crate) mod relocate;
 mod taken;

@@ -17,8 +17,8 @@
 //! record.
 
 use super::Files;
-use super::atomic::plan_page;
 use super::counting::Counting;
+use super::planned::plan_page;
 use super::read::HeldPage;
 use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
