@@ -62,7 +62,7 @@ pub struct Life {
 
 impl Life {
     /// Begins a life with the area that the keeper has made. A life that ended before it noted
-    /// anything in the journal is begun again: only [`area::LIVES`] lives have a cut-off, and the
+    /// anything in the journal is begun again: only 64 lives have a cut-off, and the
     /// keeper starts any number of servers while the image cannot be opened, for example for lack
     /// of space on its host.
     pub fn begin(area: Area) -> Life {
