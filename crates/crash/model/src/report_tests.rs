@@ -55,7 +55,7 @@ fn a_search_that_judged_the_complete_state_only_has_no_verdict() {
     let report = run(&trace, 1);
     let told = told(&report, &trace);
     assert_eq!((report.outcome.states, report.passed(), report.failed()), (1, false, false));
-    assert!(told.verdict().starts_with("no verdict: the budget ended"), "{}", told.verdict());
+    assert!(told.verdict().starts_with("no verdict: the search ended"), "{}", told.verdict());
     assert!(told.junit().contains("errors=\"1\""), "{}", told.junit());
     assert!(run(&trace, 2).passed());
     // Without a change there is no other state.

@@ -196,7 +196,7 @@ fn replace(
             source.display()
         ),
         Some(libc::EOPNOTSUPP) if is_root => anyhow!(
-            "replace {}: not on a mount of one tree, nor with a keeper",
+            "replace {}: not on a mount of one tree, with a keeper, or beside NFS",
             target.display()
         ),
         Some(libc::EINVAL) if source == target => anyhow!("{} cannot replace itself", target.display()),

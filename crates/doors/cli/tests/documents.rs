@@ -360,7 +360,7 @@ const PRINTS: &[(&str, &str, i32, &[&str])] = &[
         "docs/CRASH_TESTING.md",
         "kedge crash cluster record cluster.toml --ack '^committed'    # writes the directory run.cluster",
         1,
-        &["All nodes lose power after the promise", "can lose bytes of", "write(\"log\", 7 bytes"],
+        &["All nodes lose power after the promise", "can lose the size of", "write(\"log\", 7 bytes"],
     ),
     ("docs/CRASH_TESTING.md", "- run: sudo apt-get install -y fuse3", 0, &["no failure in"]),
     ("docs/CRASH_TESTING.md", "def test_save_survives_power_failure(kedge_crash):", 0, &["1 passed"]),

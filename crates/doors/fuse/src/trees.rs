@@ -105,6 +105,11 @@ impl TreeCall {
         TreeCall { dir, name: name.to_vec(), kind, is_made: false }
     }
 
+    /// Whether the call replaces the first tree.
+    pub(crate) fn is_of_root(&self) -> bool {
+        self.name.is_empty() && matches!(self.kind, Kind::RollBack { .. } | Kind::Commit { .. })
+    }
+
     /// The same call, of which an earlier server has already made the change.
     pub(crate) fn made(self) -> TreeCall {
         TreeCall { is_made: true, ..self }

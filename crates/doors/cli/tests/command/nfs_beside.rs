@@ -562,3 +562,20 @@ fn an_image_that_is_mounted_is_not_served_by_a_second_mount() {
     place.run("mount --nfs 2049 disk.kedge other").refused(1, &["in use", "mounted on"]);
     place.unmount_and_check("disk.kedge");
 }
+
+/// Handles that clients got afterwards would be stale for the next server.
+#[test]
+fn the_root_is_not_replaced_while_clients_use_it() {
+    needs_fuse!();
+    let both = Both::new();
+    fs::write(both.path("f"), "first").unwrap();
+    both.place.run("snapshot create mnt mnt/s").ok();
+    fs::write(both.path("f"), "second").unwrap();
+    let run = both.place.run("snapshot rollback mnt/s mnt");
+    assert!(run.code != 0 && run.err.contains("or beside NFS"), "{}{}", run.out, run.err);
+    assert_eq!(fs::read_to_string(both.path("f")).unwrap(), "second");
+    // A tree below the root can be replaced.
+    both.place.run("fork mnt/s mnt/t").ok();
+    both.place.run("snapshot rollback mnt/s mnt/t").ok();
+    both.end();
+}

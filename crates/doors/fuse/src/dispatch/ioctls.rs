@@ -29,6 +29,9 @@ impl<O: Ops> Server<O> {
                 reply.finish(args.take().and_then(|range| control::trim(&*self.ops, header, range)));
             }
             Ok(asked) if TreeCall::is_asked(asked.cmd) => match TreeCall::parse(asked.cmd, header, args) {
+                // The new contents get other inode numbers, but only while the image is open. The
+                // handles that other clients get would be stale for the next server.
+                Ok(call) if self.options.shared && call.is_of_root() => reply.err(libc::EOPNOTSUPP),
                 Ok(call) => {
                     let ino = Ino(header.nodeid);
                     self.settle(SettledJob { reply, ino, from: 0, then: Then::Tree(call) });
