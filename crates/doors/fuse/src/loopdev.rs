@@ -30,8 +30,10 @@ pub fn attach(image: &Path, read_only: bool) -> io::Result<(PathBuf, File)> {
 }
 
 /// Whether the block device of this number (`major:minor`) is a loop device that is attached to the
-/// image. Compares the inode, or, if the device cannot be opened without privilege, the path that
-/// the kernel reports.
+/// image. Compares the inode of the file that the kernel names. The device is opened only if there
+/// is no such file, for example because it was deleted: while it is open, its owner cannot detach
+/// it, or unmount the file system below it. If it cannot be opened without privilege, the paths are
+/// compared.
 pub fn backs(number: &str, image: &Path, meta: &std::fs::Metadata) -> bool {
     if !meta.is_file() {
         return false;
@@ -43,6 +45,9 @@ pub fn backs(number: &str, image: &Path, meta: &std::fs::Metadata) -> bool {
     let Ok(link) = std::fs::read_link(&entry) else { return false };
     let Some(name) = link.file_name() else { return false };
     let node = Path::new("/dev").join(name);
+    if let Some(file) = backing_file(&node).and_then(|path| std::fs::metadata(path).ok()) {
+        return (file.dev(), file.ino()) == (meta.dev(), meta.ino());
+    }
     match File::open(&node).and_then(|device| sys::loop_backing(&device)) {
         Ok(inode) => inode == (meta.dev(), meta.ino()),
         Err(_) => backing_file(&node).is_some_and(|path| path == image),

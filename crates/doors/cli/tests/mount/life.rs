@@ -363,13 +363,9 @@ fn is_free_after_umount(mount: &str) {
 
 /// [`is_free_after_umount`] of a mount in which these commands of sh(1) have run.
 fn is_free_after_umount_of(mount: &str, commands: &str) {
-    // A command of another test that looks for the image of each mount may have the device open for
-    // a moment.
-    const ROUNDS: u32 = 20;
     let place = Place::after("mkfs --size 32M disk.kedge");
     fs::create_dir(place.path("mnt")).unwrap();
-    let mut busy = 0;
-    for _ in 0..ROUNDS {
+    for round in 0..20 {
         let mut command = place.command("losetup");
         command.args(["--find", "--show", "disk.kedge"]);
         let device = tool(command, "mount").trim().to_owned();
@@ -382,9 +378,11 @@ fn is_free_after_umount_of(mount: &str, commands: &str) {
         command.args(["-ec", &format!("{commands} {script}")]).env("K", env!("CARGO_BIN_EXE_kedge"));
         command.args([&device, &attached]);
         let left = tool(command, "unmount");
-        busy += u32::from(left.contains("disk.kedge"));
+        assert!(
+            !left.contains("disk.kedge"),
+            "round {round}: {device} was still open when umount(2) returned"
+        );
     }
-    assert!(busy < ROUNDS / 4, "in {busy} rounds the device was still open when umount(2) returned");
     assert_eq!(place.run("fsck disk.kedge").code, 0);
 }
 
@@ -432,9 +430,8 @@ fn the_file_system_below_is_free_after_umount() {
         );
         let mut command = place.command("sh");
         command.args(["-ec", &script]).env("K", env!("CARGO_BIN_EXE_kedge"));
-        // As above, another test may use a loop device for a moment.
         let busy = tool(command, "mount").lines().count();
-        assert!(busy < 3, "{dir}: in {busy} of 10 rounds the file system below was in use");
+        assert_eq!(busy, 0, "{dir}: in {busy} of 10 rounds the file system below was in use");
     }
 }
 
