@@ -50,6 +50,14 @@ fn truncate(fs: &FileSystem, ino: Ino, size: u64) {
     fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() }).unwrap();
 }
 
+/// Fills the image with the file `filler`, but for less than 64 KiB.
+fn fill(fs: &FileSystem) {
+    let (filler, mut filled) = (new(fs, "filler"), 0);
+    while let Ok(n) = fs.write(filler, filled, &[3; 65536]) {
+        filled += n as u64;
+    }
+}
+
 #[test]
 fn a_clone_and_its_source_go_their_own_ways() {
     let device = make(64 * MIB);
@@ -241,11 +249,7 @@ fn an_overwrite_of_shared_blocks_needs_space_and_says_so_at_once() {
     let source = put(&fs, Ino::ROOT, "source", &vec![1; 4 * MIB as usize]);
     let target = new(&fs, "target");
     fs.clone_file(source, target).unwrap();
-    let filler = new(&fs, "filler");
-    let mut filled = 0;
-    while let Ok(n) = fs.write(filler, filled, &[3; 65536]) {
-        filled += n as u64;
-    }
+    fill(&fs);
     fs.sync().unwrap();
     let mut written = 0;
     let error = loop {
@@ -292,11 +296,7 @@ fn a_preallocation_takes_no_promise_of_a_page_in_shared_blocks() {
     shall[64 * BLOCK_SIZE..].copy_from_slice(&dirty);
     fs.write(ino, 64 * BLOCK, &dirty).unwrap();
     preallocate();
-    let filler = new(&fs, "filler");
-    let mut filled = 0;
-    while let Ok(n) = fs.write(filler, filled, &[3; 65536]) {
-        filled += n as u64;
-    }
+    fill(&fs);
     fs.sync().unwrap();
     // Recovery has a block for each page that is only in the log.
     let crashed = Arc::new(device.fork());
@@ -324,11 +324,7 @@ fn cut_blocks_that_are_cloned_within_their_files_survive_a_crash_of_a_full_image
     let mut shall = old.clone();
     shall.resize(2 * BLOCK_SIZE, 0);
     shall.extend(&old);
-    let filler = new(&fs, "filler");
-    let mut filled = 0;
-    while let Ok(n) = fs.write(filler, filled, &[3; 65536]) {
-        filled += n as u64;
-    }
+    fill(&fs);
     fs.sync().unwrap();
     let crashed = Arc::new(device.fork());
     let again = open(&crashed);

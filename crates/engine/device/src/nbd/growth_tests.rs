@@ -125,16 +125,8 @@ fn a_read_that_breaks_off_while_its_connection_is_retired_is_lost_and_not_forgot
     let stream = Stream::Unix(ours);
     stream.set_timeouts(TICK_MAX, None).unwrap();
     let link = Arc::new(Link::new(stream, Duration::from_secs(300)));
-    let shared = Arc::new(Shared {
-        name: "a pair of sockets".into(),
-        export: Export { size: SIZE, flags: CAN_MULTI_CONN, payload_max: 1 << 20, structured: false },
-        links: RwLock::default(),
-        open_links: Mutex::default(),
-        state: Mutex::default(),
-        work: Condvar::new(),
-        room: Condvar::new(),
-        flushes: Flushes::default(),
-    });
+    let export = Export { size: SIZE, flags: CAN_MULTI_CONN, payload_max: 1 << 20, structured: false };
+    let shared = Arc::new(Shared::new("a pair of sockets".into(), export));
     let part = Plan::new(Kind::Read, 0, 2 * B).next(&shared.export).unwrap();
     let waiter = Arc::new(Waiter::default());
     let owner = Owner::Waiter(waiter.clone(), Some((IoBuf::zeroed(2), 0)));

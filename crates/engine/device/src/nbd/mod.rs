@@ -158,16 +158,7 @@ impl NbdDevice {
     }
 
     fn new(uri: &NbdUri, export: Export, read_only: bool, lock: Option<lock::Lock>) -> NbdDevice {
-        let shared = Arc::new(Shared {
-            name: uri.to_string(),
-            export,
-            links: RwLock::default(),
-            open_links: Mutex::default(),
-            state: Mutex::default(),
-            work: Condvar::new(),
-            room: Condvar::new(),
-            flushes: Flushes::default(),
-        });
+        let shared = Arc::new(Shared::new(uri.to_string(), export));
         let trims = !read_only && export.can(CAN_TRIM);
         let geometry = Geometry {
             size: export.size - export.size % BLOCK_SIZE as u64,
@@ -337,6 +328,19 @@ fn connect(uri: &NbdUri) -> Result<(Link, Export), String> {
 }
 
 impl Shared {
+    fn new(name: String, export: Export) -> Shared {
+        Shared {
+            name,
+            export,
+            links: RwLock::default(),
+            open_links: Mutex::default(),
+            state: Mutex::default(),
+            work: Condvar::new(),
+            room: Condvar::new(),
+            flushes: Flushes::default(),
+        }
+    }
+
     /// The body of a thread of a connection. If it panics, the device ends, so that other threads
     /// do not wait for it.
     fn serve(&self, body: impl FnOnce(&Shared) -> Result<(), String>) {
