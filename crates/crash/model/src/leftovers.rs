@@ -8,9 +8,7 @@
 //! change a later state, since each state has a directory of its own.
 
 use kedge_base::{Clock, SystemClock};
-use rustix::process::{
-    Pid, Signal, WaitOptions, getpgrp, getpid, getsid, kill_process, set_child_subreaper, waitpid,
-};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
@@ -44,10 +42,11 @@ fn end_once(prefix: &Path) -> usize {
     let this = getpid();
     // The file does not exist if the kernel was built without it. Then no orphan is found.
     let children = fs::read_to_string(format!("/proc/self/task/{this}/children")).unwrap_or_default();
+    let Some(own) = Standing::of(this) else { return 0 };
     let mut killed = 0;
     for pid in children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter_map(Pid::from_raw) {
         match Standing::of(pid) {
-            Some(standing) if standing.has_ended && standing.is_orphan() => reap(pid),
+            Some(standing) if standing.has_ended && standing.is_orphan_of(&own) => reap(pid),
             Some(standing) if !standing.has_ended && is_below(pid, prefix) => {
                 // ESRCH: it has ended meanwhile.
                 if let Err(e) = kill_process(pid, Signal::KILL)
@@ -106,13 +105,11 @@ impl Standing {
         Some(Standing { pid: pid.as_raw_nonzero().get(), group, session, has_ended })
     }
 
-    /// Whether the process is certainly none that this process has started: those are in the group
-    /// of this process or lead a group of their own, and stay in its session.
-    fn is_orphan(&self) -> bool {
-        let is_in_own_session =
-            getsid(None).is_ok_and(|session| session.as_raw_nonzero().get() == self.session);
-        let own = getpgrp().as_raw_nonzero().get();
-        !is_in_own_session || (self.group != self.pid && self.group != own)
+    /// Whether the process is certainly none that the process `own` has started: those are in the
+    /// group of `own` or lead a group of their own, and stay in its session. The number of a
+    /// session or group that was made in an outer PID namespace is 0 in this one.
+    fn is_orphan_of(&self, own: &Standing) -> bool {
+        self.session != own.session || (self.group != self.pid && self.group != own.group)
     }
 }
 

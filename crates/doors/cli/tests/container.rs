@@ -65,6 +65,28 @@ fn root_without_loop_devices_gets_a_plain_mount_and_is_told() {
     assert_eq!(errors.lines().count(), 2, "one line for each mount: {errors}");
 }
 
+/// A keeper that is the first process of its PID namespace, as the entry point of a container is.
+#[test]
+fn a_keeper_that_is_the_first_process_serves_and_replaces_a_killed_server() {
+    needs_fuse!(root: NEEDS_ROOT);
+    let place = Place::new();
+    let script = "
+        mkdir -p mnt
+        unshare --pid --fork --kill-child $K mount --foreground -o keeper \
+            --create 64M disk.kedge mnt > said 2>&1 &
+        unshare=$!
+        until mountpoint -q mnt; do kill -0 $unshare || { cat said; exit 1; }; sleep 0.05; done
+        echo kept > mnt/file; sync mnt/file
+        keeper=$(cat /proc/$unshare/task/$unshare/children)
+        kill -KILL $(cat /proc/${keeper% }/task/${keeper% }/children)
+        cat mnt/file
+        $K umount mnt
+        wait $unshare
+        $K fsck -f disk.kedge > report";
+    let (said, errors) = shell(&place, "unshare", "-m --propagation private", script);
+    assert_eq!((said.as_str(), errors.as_str()), ("kept\n", ""));
+}
+
 /// Mounts by root and by an ordinary user where `/dev/fuse` cannot be opened or does not exist.
 #[test]
 fn a_fuse_device_that_is_denied_or_missing_gets_advice() {

@@ -536,9 +536,6 @@ pub fn parse_fds(text: &str) -> Result<KeptFds, String> {
 /// Serves a mount in a process that the keeper has started.
 pub fn serve(mount: &Mount<'_>, fds: KeptFds, keep_stderr: bool) -> Result<ExitCode> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).context("die with the keeper")?;
-    if rustix::process::getppid().is_none_or(|parent| parent.is_init()) {
-        bail!("--kept is for a keeper, which has ended");
-    }
     let [connection, area] = [fds.connection, fds.area].map(os::inherited);
     let (connection, area) = (connection.context("the connection")?, area.context("the memory")?);
     die_of_panics();

@@ -1,7 +1,7 @@
 //! `kedge crash` as a user runs it: programs recorded on a real mount, their crash states explored,
 //! bad input.
 
-use crate::common::{Place, Run, needs_fuse};
+use crate::common::{Place, Run, needs_fuse, tool};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 
@@ -685,4 +685,21 @@ fn a_process_that_a_check_leaves_running_changes_no_later_state() {
         "test ! -e stray || exit 1; setsid sh -c 'sleep 0.3; : > \"$KEDGE_DIR/stray\"' > /dev/null 2>&1 & :";
     let (code, report) = explore(&place, "posix", check);
     assert_eq!((code, &report["failing"]), (0, &0.into()), "{report:#}");
+}
+
+/// A process that a container runs has its session and its process group in an outer PID namespace.
+#[test]
+fn a_search_in_a_container_ends_what_a_check_leaves_running() {
+    needs_fuse!();
+    let place = Place::new();
+    record(&place, &[], "for n in 1 2 3; do echo $n > f$n; sync f$n; done").ok();
+    let check = "setsid sleep 1000 > /dev/null 2>&1 & :";
+    // Only the first process of the namespace may have children that ended without being reaped.
+    let script = r#""$@"; for stat in /proc/[0-9]*/stat; do read -r line < $stat; echo "$line"; done"#;
+    let mut command = place.command("unshare");
+    command.args(["--map-root-user", "--pid", "--fork", "--mount-proc", "sh", "-ec", script, "sh"]);
+    command.arg(env!("CARGO_BIN_EXE_kedge")).args(["crash", "explore", "run.kcr", "--check", check]);
+    let said = tool(command, "unshare");
+    assert!(said.starts_with("no failure in "), "{said}");
+    assert!(!said.contains("(sleep)"), "{said}");
 }
