@@ -19,8 +19,13 @@
 //! The companion receives as long as measurements show that this is faster ([`Trials`]). If the
 //! threads of many clients compute, if a processor is busy with other work, or if a wake-up costs
 //! little, all workers run where the scheduler places them. A trial consists of a few short
-//! windows, alternately with and without the companion, and compares the requests received in each.
-//! An idle mount makes no trials.
+//! windows, alternately in the present mode and in the other one, and compares the requests
+//! received in each. It ends early if the other mode receives less than half. An idle mount makes
+//! no trials.
+//!
+//! One client and several are different loads, often with similar rates of requests. So each of the
+//! two has a decision and trials of its own ([`Decision`]). Several clients are seen by requests
+//! that come from another thread than the request before.
 //!
 //! There is no trial either while no processor is idle ([`crate::spare`]), or while most requests
 //! find the receiver awake: then there are no wake-ups of idle processors to save.
@@ -95,30 +100,81 @@ const STARVED_MAX: Duration = Duration::from_secs(60);
 pub(crate) struct Trials {
     /// Whether the companion receives without trials.
     always: bool,
-    /// The decision of the last trial.
+    /// The decision for one client, and that for several.
+    decisions: [Decision; 2],
+    /// Which of both is in force: whether several clients made the requests of the last window.
+    several: bool,
+    /// The length of the rest after the last starvation, and the time at which it ends.
+    starved: Duration,
+    starved_until: Duration,
+    /// The begin of the current window, and the counters at that time.
+    window: Moment,
+    seen: Seen,
+    trial: Option<Trial>,
+    pub(crate) counts: TrialCounts,
+}
+
+/// Counters of the requests since the mount began.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seen {
+    /// How often a receiver found no request.
+    pub(crate) pauses: u64,
+    /// Requests of another thread than the request before.
+    pub(crate) changes: u64,
+}
+
+/// What the trials of one kind of load found.
+#[derive(Clone, Copy, Debug)]
+struct Decision {
     companion: bool,
     /// Requests per second in the better mode of the last trial. `None` if a changed rate must not
     /// start the next trial early.
     rate: Option<u64>,
     rest: Duration,
-    /// The length of the rest after the last starvation, and the time at which it ends.
-    starved: Duration,
-    starved_until: Duration,
     /// The time before which no trial begins.
     next: Duration,
-    /// The begin of the current window, and the number of pauses until then.
-    window: Moment,
-    window_pauses: u64,
-    trial: Option<Trial>,
-    pub(crate) counts: TrialCounts,
+}
+
+impl Decision {
+    const NONE: Decision = Decision { companion: false, rate: None, rest: REST_MIN, next: Duration::ZERO };
+
+    /// Whether the rate differs from that of the last trial by a factor of two, and that trial is
+    /// not recent.
+    fn load_has_changed(&self, window: &Sum, now: Duration) -> bool {
+        let decided = self.next.saturating_sub(self.rest);
+        let rate = window.rate();
+        now >= decided + REST_MIN && self.rate.is_some_and(|before| rate < before / 2 || rate / 2 > before)
+    }
+
+    /// Takes over the result of a trial.
+    fn settle(&mut self, companion: bool, rate: u64, now: Duration) {
+        self.rest = if companion == self.companion { (2 * self.rest).min(REST_MAX) } else { REST_MIN };
+        self.companion = companion;
+        self.rate = Some(rate);
+        self.next = now + self.rest;
+    }
 }
 
 #[derive(Debug, Default)]
 struct Trial {
     windows: u32,
-    /// Requests received and time taken, without and with the companion.
-    without: Sum,
-    with: Sum,
+    /// Requests received and time taken, in the present mode and in the other one.
+    present: Sum,
+    other: Sum,
+}
+
+impl Trial {
+    /// Whether the current window is in the other mode.
+    fn tries(&self) -> bool {
+        !self.windows.is_multiple_of(2)
+    }
+
+    /// Whether the other mode has received less than half of the requests that the present mode
+    /// receives in the same time.
+    fn is_lost(&self, window: &Sum) -> bool {
+        let usual = u128::from(self.present.rate()) * window.time.as_micros() / 1_000_000;
+        self.tries() && usual >= u128::from(REQUESTS_MIN) && u128::from(window.requests) * 2 < usual
+    }
 }
 
 #[derive(Debug, Default)]
@@ -154,112 +210,115 @@ impl Trials {
     pub(crate) fn new(mode: PlacementMode, now: Moment) -> Trials {
         Trials {
             always: mode == PlacementMode::On,
-            companion: false,
-            rate: None,
-            rest: REST_MIN,
+            decisions: [Decision::NONE; 2],
+            several: false,
             starved: Duration::ZERO,
             starved_until: Duration::ZERO,
-            next: Duration::ZERO,
             window: now,
-            window_pauses: 0,
+            seen: Seen::default(),
             trial: None,
             counts: TrialCounts::default(),
         }
     }
 
     /// Called at each tick of the watcher. Returns whether the companion must receive from now on.
-    /// `pauses` is how often a receiver found no request since the mount began.
-    pub(crate) fn tick(&mut self, now: Moment, pauses: u64) -> bool {
+    pub(crate) fn tick(&mut self, now: Moment, seen: Seen) -> bool {
         if self.always {
-            self.companion = now.at >= self.next;
-            return self.companion;
+            let decision = self.decision();
+            decision.companion = now.at >= decision.next;
+            return decision.companion;
         }
         let time = now.at.saturating_sub(self.window.at);
-        if time < WINDOW {
+        let window = Sum { requests: now.received.saturating_sub(self.window.received), time };
+        let is_lost = self.trial.as_ref().is_some_and(|trial| trial.is_lost(&window));
+        if time < WINDOW && !is_lost {
             return self.wanted();
         }
-        let requests = now.received.saturating_sub(self.window.received);
         self.window = now;
-        let paused = pauses.saturating_sub(std::mem::replace(&mut self.window_pauses, pauses));
-        let window = Sum { requests, time };
+        let before = std::mem::replace(&mut self.seen, seen);
         // The watcher did not run for a while, or there is no load.
-        if time > 3 * WINDOW || requests < REQUESTS_MIN {
+        if time > 3 * WINDOW || (window.requests < REQUESTS_MIN && !is_lost) {
             self.trial = None;
-            return self.companion;
+            return self.decision().companion;
         }
-        if let Some(trial) = &mut self.trial {
-            let sum = if trial.windows.is_multiple_of(2) { &mut trial.without } else { &mut trial.with };
+        let paused = seen.pauses.saturating_sub(before.pauses);
+        let several = 4 * seen.changes.saturating_sub(before.changes) >= window.requests;
+        if several != self.several {
+            // The windows of a trial must be of one load.
+            if self.trial.take().is_some() {
+                self.decision().next = now.at + REST_MIN;
+            }
+            self.several = several;
+        } else if let Some(trial) = &mut self.trial {
+            let sum = if trial.tries() { &mut trial.other } else { &mut trial.present };
             sum.requests += window.requests;
             sum.time += window.time;
             trial.windows += 1;
-            if trial.windows == WINDOWS {
+            if trial.windows == WINDOWS || is_lost {
                 self.decide(now.at);
             }
-        } else if (self.companion || is_sparse(requests, paused))
-            && (now.at >= self.next || self.load_has_changed(&window, now.at))
-        {
-            self.trial = Some(Trial::default());
+        } else {
+            let decision = self.decision();
+            let is_due = now.at >= decision.next || decision.load_has_changed(&window, now.at);
+            if is_due && (decision.companion || is_sparse(window.requests, paused)) {
+                self.trial = Some(Trial::default());
+            }
         }
         self.wanted()
     }
 
-    fn wanted(&self) -> bool {
-        self.trial.as_ref().map_or(self.companion, |trial| !trial.windows.is_multiple_of(2))
+    fn decision(&mut self) -> &mut Decision {
+        let [one, several] = &mut self.decisions;
+        if self.several { several } else { one }
     }
 
-    /// Whether the rate differs from that of the last trial by a factor of two, and that trial is
-    /// not recent.
-    fn load_has_changed(&self, window: &Sum, now: Duration) -> bool {
-        let decided = self.next.saturating_sub(self.rest);
-        let rate = window.rate();
-        now >= decided + REST_MIN && self.rate.is_some_and(|before| rate < before / 2 || rate / 2 > before)
+    fn wanted(&mut self) -> bool {
+        let tries = self.trial.as_ref().is_some_and(Trial::tries);
+        self.decision().companion != tries
     }
 
     fn decide(&mut self, now: Duration) {
         let Some(trial) = self.trial.take() else { return };
-        let (without, with) = (trial.without.rate(), trial.with.rate());
+        let (present, other) = (trial.present.rate(), trial.other.rate());
+        let decision = self.decision();
+        let (with, without) = if decision.companion { (present, other) } else { (other, present) };
         let companion = u128::from(with) * 100 > u128::from(without) * u128::from(GAIN_MIN);
-        self.rest = if companion == self.companion { (2 * self.rest).min(REST_MAX) } else { REST_MIN };
-        self.companion = companion;
-        self.rate = Some(with.max(without));
-        self.next = now + self.rest;
+        decision.settle(companion, with.max(without), now);
         let trials = self.counts.trials + 1;
         self.counts = TrialCounts { trials, rate_without: without, rate_with: with, ..self.counts };
     }
 
     /// Called when no processor is idle, so that there are no wake-ups to save. Returns whether the
     /// companion must receive nevertheless.
-    pub(crate) fn busy(&mut self, now: Moment) -> bool {
+    pub(crate) fn busy(&mut self, now: Moment, seen: Seen) -> bool {
         if self.always {
-            return self.tick(now, 0);
+            return self.tick(now, seen);
         }
         self.trial = None;
-        self.companion = false;
-        (self.rate, self.rest) = (None, REST_MIN);
-        self.window = now;
+        for decision in &mut self.decisions {
+            *decision = Decision { next: decision.next, ..Decision::NONE };
+        }
+        (self.window, self.seen) = (now, seen);
         false
     }
 
     /// Called when no request is being served. Ends a running trial.
     pub(crate) fn idle(&mut self) -> bool {
         self.trial = None;
-        self.companion
+        self.decision().companion
     }
 
     /// Called when the companion did not get enough of its processor. A single case means that
     /// another thread had some milliseconds of work there. If programs compute on the processor,
     /// the next case follows soon. Then the companion rests longer each time.
-    pub(crate) fn starved(&mut self, now: Moment) {
+    pub(crate) fn starved(&mut self, now: Moment, seen: Seen) {
         self.trial = None;
-        self.companion = false;
         self.counts.starved += 1;
         let soon = now.at < self.starved_until + 10 * self.starved;
         self.starved = if soon { (2 * self.starved).min(STARVED_MAX) } else { STARVED_MIN };
-        self.rest = REST_MIN;
         self.starved_until = now.at + self.starved;
-        self.next = self.starved_until;
-        self.window = now;
-        self.rate = None;
+        self.decisions = [Decision { next: self.starved_until, ..Decision::NONE }; 2];
+        (self.window, self.seen) = (now, seen);
     }
 }
 

@@ -7,6 +7,9 @@ struct Load {
     received: u64,
     /// Pauses of the receiver for 100 requests.
     pauses: u64,
+    /// Requests of another thread than the one before, for 100 requests.
+    changes: u64,
+    seen: Seen,
     on: bool,
 }
 
@@ -15,7 +18,8 @@ impl Load {
 
     fn new() -> Load {
         let trials = Trials::new(PlacementMode::Auto, Moment { at: Duration::ZERO, received: 0 });
-        Load { trials, now: Duration::ZERO, received: 0, pauses: 100, on: false }
+        let (now, seen) = (Duration::ZERO, Seen::default());
+        Load { trials, now, received: 0, pauses: 100, changes: 2, seen, on: false }
     }
 
     /// Runs the load with these rates. Returns how long the companion received.
@@ -24,10 +28,12 @@ impl Load {
         while self.now < end {
             self.now += Self::TICK;
             let rate = if self.on { with } else { without };
-            self.received += rate * Self::TICK.as_millis() as u64 / 1000;
+            let requests = rate * Self::TICK.as_millis() as u64 / 1000;
+            self.received += requests;
+            self.seen.pauses += requests * self.pauses / 100;
+            self.seen.changes += requests * self.changes / 100;
             by_companion += if self.on { Self::TICK } else { Duration::ZERO };
-            let pauses = self.received * self.pauses / 100;
-            self.on = self.trials.tick(Moment { at: self.now, received: self.received }, pauses);
+            self.on = self.trials.tick(Moment { at: self.now, received: self.received }, self.seen);
         }
         by_companion
     }
@@ -58,6 +64,42 @@ fn a_crowd_of_clients_is_not_measured() {
     assert!(load.on, "the load of one client is sparse");
 }
 
+/// A program that removes files with the companion is followed by several that create some, at the
+/// same rate of requests. Then the first program runs again.
+#[test]
+fn one_client_and_several_have_decisions_of_their_own() {
+    let mut load = Load::new();
+    load.run(Duration::from_secs(100), 90_000, 60_000);
+    assert!(load.on);
+    load.changes = 80;
+    let time = Duration::from_secs(2);
+    let by_companion = load.run(time, 90_000, 145_000);
+    assert!(by_companion < time * 8 / 100, "{by_companion:?}: one window, and parts of two trials");
+    load.changes = 2;
+    assert!(load.run(time, 90_000, 60_000) > time * 97 / 100, "the decision is remembered");
+}
+
+#[test]
+fn a_load_of_changing_kind_makes_no_trials_without_pause() {
+    let mut load = Load::new();
+    let mut by_companion = Duration::ZERO;
+    for window in 0..1000 {
+        load.changes = if window % 2 == 0 { 2 } else { 80 };
+        by_companion += load.run(WINDOW, 20_000, 30_000);
+    }
+    assert!(by_companion < load.now / 20, "{by_companion:?}");
+}
+
+/// A mode that is much slower is left within a tick or two.
+#[test]
+fn a_trial_that_is_lost_ends_early() {
+    let mut load = Load::new();
+    let time = Duration::from_millis(900);
+    assert!(load.run(time, 10_000, 60_000) <= 2 * Load::TICK);
+    assert_eq!(load.trials.counts.trials, 1);
+    assert!(!load.on);
+}
+
 /// If programs compute on every processor, the companion stops receiving at once, and there are no
 /// trials.
 #[test]
@@ -69,7 +111,7 @@ fn busy_processors_end_the_role_of_the_companion() {
     for _ in 0..1000 {
         load.now += Load::TICK;
         load.received += 100;
-        assert!(!load.trials.busy(Moment { at: load.now, received: load.received }));
+        assert!(!load.trials.busy(Moment { at: load.now, received: load.received }, load.seen));
     }
     assert_eq!(load.trials.counts.trials, trials);
     load.on = false;
@@ -113,7 +155,7 @@ fn starvation_ends_it_for_a_while() {
     load.run(Duration::from_millis(300), 60_000, 30_000);
     assert!(load.on);
     let starve = |load: &mut Load| {
-        load.trials.starved(Moment { at: load.now, received: load.received });
+        load.trials.starved(Moment { at: load.now, received: load.received }, load.seen);
         load.on = false;
     };
     starve(&mut load);
@@ -140,11 +182,11 @@ fn starvation_ends_it_for_a_while() {
 fn without_trials_only_starvation_ends_it() {
     let start = Moment { at: Duration::from_secs(1), received: 0 };
     let mut trials = Trials::new(PlacementMode::On, start);
-    assert!(trials.tick(start, 0) && trials.idle());
-    trials.starved(start);
+    assert!(trials.tick(start, Seen::default()) && trials.idle());
+    trials.starved(start, Seen::default());
     let after = |rest: Duration| Moment { at: start.at + rest, received: 0 };
-    assert!(!trials.tick(after(STARVED_MIN / 2), 0));
-    assert!(trials.tick(after(STARVED_MIN), 0));
+    assert!(!trials.tick(after(STARVED_MIN / 2), Seen::default()));
+    assert!(trials.tick(after(STARVED_MIN), Seen::default()));
 }
 
 #[test]

@@ -39,7 +39,7 @@
 //! a mount whose requests rarely wait has few threads.
 
 use crate::handoff::{HandOff, Moment, Wait};
-use crate::placement::{Placement, PlacementMode, Remedy, Starvation, Trials};
+use crate::placement::{Placement, PlacementMode, Remedy, Seen, Starvation, Trials};
 use crate::spare::Spare;
 use kedge_base::{Clock, Counter, SystemClock};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -80,6 +80,8 @@ pub(crate) struct WorkerPool {
     watched: AtomicBool,
     /// The number of requests received.
     received: AtomicU64,
+    /// The thread that made the last request.
+    client: AtomicU32,
     handoff: HandOff,
     /// Whether a receiver may keep its turn while it waits.
     keeps: bool,
@@ -121,6 +123,8 @@ pub(crate) struct Counts {
     pub polls: Counter,
     /// How often a receiver found no request right after another one.
     pub pauses: Counter,
+    /// Requests of another thread than the request before. Counted for the placement only.
+    pub changes: Counter,
     /// How often a receiver slept in the kernel.
     pub sleeps: Counter,
     /// Turns returned before a wait.
@@ -180,6 +184,7 @@ impl WorkerPool {
             receivers_max: receivers_max.clamp(1, workers_max.saturating_sub(1).max(1)),
             watched: AtomicBool::new(false),
             received: AtomicU64::new(0),
+            client: AtomicU32::new(0),
             handoff: HandOff::default(),
             keeps: true,
             counts: Counts::default(),
@@ -351,6 +356,15 @@ impl WorkerPool {
         if !self.watched.load(SeqCst) && !self.watched.swap(true, SeqCst) {
             let _bell = self.bell_lock.lock();
             self.bell.notify_one();
+        }
+    }
+
+    /// Notes the thread that has made a request. `client` is 0 for a request of the kernel itself
+    /// and for threads of other PID namespaces, which are not distinguished.
+    pub(crate) fn asked_by(&self, client: u32) {
+        if self.placement.is_some() && client != 0 && self.client.load(Relaxed) != client {
+            self.client.store(client, Relaxed);
+            self.counts.changes.inc();
         }
     }
 
@@ -536,18 +550,19 @@ impl WorkerPool {
             && placement.companion.standing().is_some_and(|standing| starvation.look(now, standing))
             && (has_request() || self.owes_a_reply());
         let remedy = starvation.remedy(starves);
+        let seen = Seen { pauses: self.counts.pauses.get(), changes: self.counts.changes.get() };
         let on = match remedy {
             Remedy::Release => {
-                trials.starved(now);
+                trials.starved(now, seen);
                 placement.companion.release();
                 false
             }
             Remedy::Leave => {
                 placement.companion.leave();
-                trials.tick(now, self.counts.pauses.get())
+                trials.tick(now, seen)
             }
-            Remedy::None if busy => trials.busy(now),
-            Remedy::None => trials.tick(now, self.counts.pauses.get()),
+            Remedy::None if busy => trials.busy(now, seen),
+            Remedy::None => trials.tick(now, seen),
         };
         if !on {
             starvation.forget();

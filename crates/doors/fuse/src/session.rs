@@ -513,6 +513,7 @@ impl<O: Ops> Work<'_, O> {
                     self.pool.feel_pressure(in_a_row);
                     self.pool.begin(self.worker, request.header.opcode);
                     let asks = request.header.pid;
+                    self.pool.asked_by(asks);
                     if let Some(follower) = &mut self.follower {
                         follower.received(asks, || self.clock.monotonic());
                     }
