@@ -249,6 +249,11 @@ impl Trials {
                 self.decision().next = now.at + REST_MIN;
             }
             self.several = several;
+            if several {
+                // Several clients rarely gain, so a load that ends soon is not worth a trial.
+                let decision = self.decision();
+                decision.next = decision.next.max(now.at + REST_MIN);
+            }
         } else if let Some(trial) = &mut self.trial {
             let sum = if trial.tries() { &mut trial.other } else { &mut trial.present };
             sum.requests += window.requests;
