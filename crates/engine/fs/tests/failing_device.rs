@@ -158,6 +158,28 @@ fn a_durable_write_that_fails_in_its_flush_shuts_down() {
     }
 }
 
+/// The first write to a block of a full host fails, and loses nothing that waits for a flush: the
+/// fsync returns the error, and the mount continues.
+#[test]
+fn a_durable_write_without_space_on_the_host_does_not_shut_down() {
+    let device = Failing::new();
+    let fs = device.open();
+    let [a, b] = [b"a", b"b"].map(|name| device.create(&fs, name));
+    fs.sync().unwrap();
+    fs.write(b, 0, &bytes(b'b', 256)).unwrap();
+    fs.seek(b, 0, SeekKind::Data).unwrap(); // in place, and not flushed
+    fs.write(a, 0, &bytes(b'a', 12)).unwrap();
+    device.host_full(true);
+    for _ in 0..2 {
+        assert_eq!(errno(fs.fsync(a, false)), ENOSPC);
+    }
+    device.create(&fs, b"c");
+    device.host_full(false);
+    fs.fsync(a, false).unwrap();
+    fs.fsync(b, false).unwrap();
+    assert!(device.is_durable(b"a", &bytes(b'a', 12)) && device.is_durable(b"b", &bytes(b'b', 256)));
+}
+
 #[test]
 fn what_failed_in_the_background_is_told_once_though_it_has_healed() {
     let device = Failing::new();
