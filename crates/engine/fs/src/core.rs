@@ -128,10 +128,11 @@ impl Fs {
         let writeback =
             Writeback::new(engine.clone(), inodes.clone(), dirty, shares.page_bytes, shared, member.clone());
         let fs = Fs::join(engine, inodes, Arc::new(writeback));
-        fs.start(&member, nameless)?;
+        // First of all, since nothing may be written before the thaw.
         if let Some(since) = frozen {
             fs.engine.gate().set_frozen(since);
         }
+        fs.start(&member, nameless)?;
         if !fs.engine.store().is_read_only() {
             fs.start_reclaim();
         }

@@ -8,6 +8,7 @@ use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::error::{Error, Result};
 use crate::extents::ExtentSet;
+use crate::gate::Phase;
 use crate::sums;
 use kedge_base::Ino;
 use kedge_format::item::Orphan;
@@ -198,6 +199,11 @@ impl Files {
     }
 
     /// Finishes what the orphan items of a tree require, before the tree is in use.
+    ///
+    /// # Crash argument
+    /// If the image is frozen, no record is appended: it would have the epoch of this open, and a
+    /// crash during the thaw could leave it in a log whose epoch no slot names yet. The next change
+    /// of the file finishes its truncate.
     fn recover_orphans_of(&self, tree: u32, nameless: Nameless) -> Result<u64> {
         let mut found = Vec::new();
         self.engine.store().orphans(tree, &mut |key, value| {
@@ -214,6 +220,9 @@ impl Files {
                     let mut meta = inode.meta.lock();
                     meta.shrinking = true;
                     drop(meta);
+                    if self.engine.gate().phase() == Phase::Frozen {
+                        continue;
+                    }
                     self.finish_truncate(&inode)?;
                 }
             }
