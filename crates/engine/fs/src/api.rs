@@ -91,8 +91,12 @@ impl FileSystem {
         Ok(FileSystem { _membership: Arc::new(Membership(fs.clone())), fs })
     }
 
-    /// Deletes the nameless inodes that have no pins, and returns their number. After
-    /// [`FileSystem::open_again`] the caller first pins those that are in use.
+    /// Deletes the nameless inodes that have no pins, and returns their number. A deletion that
+    /// fails is tried again later, and counts too. After [`FileSystem::open_again`] the caller first
+    /// pins those that are in use.
+    ///
+    /// # Errors
+    /// EIO: the file system is shut down.
     pub fn delete_forgotten(&self) -> Result<u64> {
         self.fs.files().delete_forgotten()
     }

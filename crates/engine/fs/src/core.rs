@@ -24,6 +24,7 @@ use kedge_base::{Clock, Ino, Lsn};
 use kedge_device::Device;
 use kedge_store::{CheckpointClient, ForceCause, OpenOptions, Store};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// The parts of a file system; each uses only those before it.
 pub(crate) struct Fs {
@@ -43,6 +44,20 @@ pub(crate) struct Membership(pub Arc<Fs>);
 impl Drop for Membership {
     fn drop(&mut self) {
         self.0.writeback.leave_flushers();
+    }
+}
+
+impl Flushed for Fs {
+    fn turn(&self, last: &mut Duration, over: bool) -> Duration {
+        let rest = self.syncer.turn(last, over);
+        if over {
+            self.files.delete_failed();
+        }
+        rest
+    }
+
+    fn panicked(&self, words: &str) {
+        self.syncer.panicked(words);
     }
 }
 
@@ -128,10 +143,11 @@ impl Fs {
         let writeback =
             Writeback::new(engine.clone(), inodes.clone(), dirty, shares.page_bytes, shared, member.clone());
         let fs = Fs::join(engine, inodes, Arc::new(writeback));
-        fs.start(&member, nameless)?;
+        // First of all, since nothing may be written before the thaw.
         if let Some(since) = frozen {
             fs.engine.gate().set_frozen(since);
         }
+        fs.start(&member, nameless)?;
         if !fs.engine.store().is_read_only() {
             fs.start_reclaim();
         }
@@ -162,7 +178,7 @@ impl Fs {
 
     /// Completes the open, before the first operation: deletes orphans and joins the flusher
     /// threads.
-    fn start(&self, member: &Arc<Member>, nameless: Nameless) -> Result<()> {
+    fn start(self: &Arc<Fs>, member: &Arc<Member>, nameless: Nameless) -> Result<()> {
         let store = self.engine.store();
         let client: Arc<dyn CheckpointClient> = self.writeback.clone();
         let client: Weak<dyn CheckpointClient> = Arc::downgrade(&client);
@@ -170,7 +186,7 @@ impl Fs {
         if !store.is_read_only() {
             self.engine.set_discard(self.engine.options().discard);
             self.files.recover_orphans(nameless)?;
-            let flushed: Arc<dyn Flushed> = self.syncer.clone();
+            let flushed: Arc<dyn Flushed> = self.clone();
             let now = self.engine.clock().monotonic();
             member
                 .join(Arc::downgrade(&flushed), now, self.engine.live().commit())

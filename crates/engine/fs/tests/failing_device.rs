@@ -158,6 +158,28 @@ fn a_durable_write_that_fails_in_its_flush_shuts_down() {
     }
 }
 
+/// The first write to a block of a full host fails, and loses nothing that waits for a flush: the
+/// fsync returns the error, and the mount continues.
+#[test]
+fn a_durable_write_without_space_on_the_host_does_not_shut_down() {
+    let device = Failing::new();
+    let fs = device.open();
+    let [a, b] = [b"a", b"b"].map(|name| device.create(&fs, name));
+    fs.sync().unwrap();
+    fs.write(b, 0, &bytes(b'b', 256)).unwrap();
+    fs.seek(b, 0, SeekKind::Data).unwrap(); // in place, and not flushed
+    fs.write(a, 0, &bytes(b'a', 12)).unwrap();
+    device.host_full(true);
+    for _ in 0..2 {
+        assert_eq!(errno(fs.fsync(a, false)), ENOSPC);
+    }
+    device.create(&fs, b"c");
+    device.host_full(false);
+    fs.fsync(a, false).unwrap();
+    fs.fsync(b, false).unwrap();
+    assert!(device.is_durable(b"a", &bytes(b'a', 12)) && device.is_durable(b"b", &bytes(b'b', 256)));
+}
+
 #[test]
 fn what_failed_in_the_background_is_told_once_though_it_has_healed() {
     let device = Failing::new();
@@ -404,6 +426,37 @@ fn a_direct_write_is_on_the_device_or_fails() {
     fs.fsync(new, false).unwrap();
     let expected = [bytes(b'b', 30), bytes(0, 10), bytes(b'd', 30)].concat();
     assert!(device.durable(new) == expected);
+}
+
+/// A write that has taken its bytes succeeds, although the record of its time stamps fails: an
+/// error would make a program append them again.
+#[test]
+fn a_write_whose_stamps_cannot_be_logged_succeeds() {
+    let device = Failing::new();
+    let fs = device.open();
+    let ino = device.file(&fs, b"f", 1);
+    let sparse = device.create(&fs, b"sparse");
+    for i in 0..3000 {
+        fs.write(sparse, 2 * i * PAGE as u64, &[1; PAGE]).unwrap();
+    }
+    fs.close().unwrap();
+    let fs = device.open_with(MountOptions { cache_size: 128 << 10, ..Failing::little_memory() });
+    fs.set_options("fdatasync=relog").unwrap();
+    fs.write(ino, 0, &bytes(b'1', 1)).unwrap();
+    // The checkpoint makes the leaf of the inode clean, and these reads evict it.
+    fs.checkpoint().unwrap();
+    for i in 1000..2000 {
+        fs.read(sparse, 2 * i * PAGE as u64, &mut [0]).unwrap();
+    }
+    device.clock.advance(Duration::from_secs(1));
+    device.sim.set_plan(FaultPlan::new(1).fail_kind_from(OpKind::Read, 0, EIO));
+    assert_eq!(fs.write(ino, 0, &bytes(b'2', 1)).unwrap(), PAGE);
+    assert!(device.sim.struck() > 0, "the record needed no read");
+    device.sim.set_plan(FaultPlan::default());
+    let mtime = fs.getattr(ino).unwrap().mtime;
+    fs.fsync(ino, false).unwrap();
+    assert_eq!(device.durable(ino), bytes(b'2', 1));
+    assert_eq!(device.after_power_loss().getattr(ino).unwrap().mtime, mtime);
 }
 
 fn fill(device: &Failing, fs: &FileSystem) -> Ino {

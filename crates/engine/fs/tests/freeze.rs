@@ -8,7 +8,11 @@ use kedge_base::errno::{EBUSY, EINVAL, EIO, ENOSPC};
 use kedge_base::{HANG, Timespec, spawn_named};
 use kedge_device::MemDevice;
 use kedge_device::sim::{Choice, FaultPlan};
+use kedge_format::Key;
+use kedge_format::item::Orphan;
+use kedge_format::record::{RecordBuilder, RecordOp};
 use kedge_fsck::{CheckOptions, ReplayState, StoreReplay};
+use kedge_store::{Class, Need, OpenOptions, Store};
 use kedgefs::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, mpsc};
@@ -207,6 +211,78 @@ fn changes_wait_for_the_thaw() {
     }
     fs.close().unwrap();
     assert_clean(&device);
+}
+
+/// Makes a frozen image with a file of 600 extents beyond its end, which an unfinished truncate
+/// still has to remove. Its process has died.
+fn frozen_within_a_truncate() -> (Failing, Ino) {
+    let device = Failing::new();
+    let fs = device.open();
+    let ino = device.create(&fs, b"cut");
+    for i in 0..600 {
+        fs.fallocate(ino, FallocateMode::Allocate { keep_size: true }, 2 * i * PAGE as u64, PAGE as u64)
+            .unwrap();
+    }
+    fs.close().unwrap();
+    let store = Store::open(device.sim.clone(), device.clock.clone(), &OpenOptions::default()).unwrap();
+    let mut handle = store.begin(Need::record(Class::Normal).puts(1, Orphan::SIZE)).unwrap();
+    let mut record = RecordBuilder::new(RecordOp::Truncate);
+    record.put(Key::orphan(ino), &Orphan::Truncate.encode());
+    handle.commit(record).unwrap();
+    drop(handle);
+    store.freeze().unwrap();
+    drop(store);
+    (device.fork(), ino)
+}
+
+/// Opens a frozen image like the next server of a mount with a keeper.
+fn open_frozen(device: &Failing) -> FileSystem {
+    let options = MountOptions { commit: Duration::from_millis(5), ..Default::default() };
+    FileSystem::open_again(device.sim.clone(), device.clock.clone(), options, Some(1), |_| Ok(())).unwrap()
+}
+
+#[test]
+fn the_next_server_of_a_frozen_image_leaves_a_truncate_unfinished() {
+    let (device, ino) = frozen_within_a_truncate();
+    let fs = open_frozen(&device);
+    std::thread::sleep(A_WHILE); // the flusher has turns meanwhile
+    assert_eq!(writes(&device), (0, 0));
+    assert!(device.is_clean());
+    assert_eq!(fs.getattr(ino).unwrap().blocks, 600 * 8);
+    fs.thaw().unwrap();
+    // The next change finishes the truncate first.
+    fs.write(ino, 0, b"x").unwrap();
+    fs.fsync(ino, false).unwrap();
+    assert!(fs.getattr(ino).unwrap().blocks <= 8);
+    fs.close().unwrap();
+    assert_clean(&device);
+}
+
+/// From each request of that server's thaw on the device fails, and then power does. The image can
+/// be mounted.
+#[test]
+fn a_thaw_within_a_truncate_may_end_anywhere() {
+    let (base, ino) = frozen_within_a_truncate();
+    for nth in 0.. {
+        let device = base.fork();
+        let fs = open_frozen(&device);
+        device.sim.set_plan(FaultPlan::new(1).fail_from(nth, EIO));
+        let thawed = fs.thaw();
+        drop(fs);
+        for choice in [Choice::None, Choice::All, Choice::Torn(nth)] {
+            let medium = Arc::new(device.sim.crash_as(choice));
+            let fs = FileSystem::open(medium.clone(), device.clock.clone(), MountOptions::default())
+                .unwrap_or_else(|e| panic!("request {nth}, {choice:?}: {e}"));
+            assert_eq!(fs.getattr(ino).unwrap().blocks, 0, "request {nth}, {choice:?}");
+            fs.close().unwrap();
+            let report = check(medium.fork());
+            assert!(report.is_clean(), "request {nth}, {choice:?}: {report}");
+        }
+        if thawed.is_ok() {
+            assert!(nth > 1, "the thaw writes maps and a slot");
+            break;
+        }
+    }
 }
 
 #[test]

@@ -35,4 +35,5 @@ mod shrink;
 mod statfs;
 mod switches;
 mod trees;
+mod unfinished;
 mod volatile;

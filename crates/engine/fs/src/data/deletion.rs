@@ -8,6 +8,7 @@ use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::error::{Error, Result};
 use crate::extents::ExtentSet;
+use crate::gate::Phase;
 use crate::sums;
 use kedge_base::Ino;
 use kedge_format::item::Orphan;
@@ -47,12 +48,38 @@ impl Files {
         if self.inodes.is_pinned(ino) {
             return;
         }
-        if let Err(e) = self.delete_orphan(ino)
-            && self.engine.store().check_alive().is_ok()
-        {
-            // The inode stays an orphan, which the next mount deletes.
-            tracing::warn!("deletion of inode {ino}: {e}");
+        // After a shutdown the next mount deletes the inode.
+        let _ = self.delete_or_retry(ino);
+    }
+
+    /// Tries again to delete the inodes whose deletion has failed. Each is tried once.
+    pub(crate) fn delete_failed(&self) {
+        let mut last = Ino(0);
+        if self.engine.check_open().is_err() {
+            return;
         }
+        while let Some(_change) = self.engine.gate().try_change()
+            && let Some(ino) = self.orphans.next_failed(last)
+        {
+            last = ino;
+            if !self.inodes.is_pinned(ino) && self.delete_or_retry(ino).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Deletes a nameless inode without pins. A failure is only logged: the inode stays an orphan,
+    /// and is deleted by a later [`Files::delete_failed`] or by the next mount. Returns an error
+    /// only if the store is shut down.
+    fn delete_or_retry(&self, ino: Ino) -> Result<()> {
+        let Err(e) = self.delete_orphan(ino) else { return Ok(()) };
+        self.engine.store().check_alive()?;
+        if self.orphans.failed(ino) {
+            tracing::warn!("deletion of inode {ino}, which is tried again: {e}");
+        } else {
+            tracing::debug!("deletion of inode {ino}, once more: {e}");
+        }
+        Ok(())
     }
 
     /// Deletes a nameless inode without pins, in bounded steps.
@@ -171,12 +198,13 @@ impl Files {
         Ok(count)
     }
 
-    /// Deletes the nameless inodes that have no pins.
+    /// Deletes the nameless inodes that have no pins. Returns their number, including those whose
+    /// deletion is tried again later.
     pub(crate) fn delete_forgotten(&self) -> Result<u64> {
         let mut count = 0;
         for ino in self.orphans.all() {
             if !self.inodes.is_pinned(ino) {
-                self.delete_orphan(ino)?;
+                self.delete_or_retry(ino)?;
                 count += 1;
             }
         }
@@ -197,7 +225,17 @@ impl Files {
         }
     }
 
-    /// Finishes what the orphan items of a tree require, before the tree is in use.
+    /// Finishes what the orphan items of a tree require, before the tree is in use. What fails is
+    /// finished later, so that one damaged file does not keep the file system from being opened.
+    ///
+    /// # Crash argument
+    /// After a failure the orphan item is still there, and the state is that after the same failure
+    /// before the crash: the inode is nameless, or held in memory as one whose truncate is not
+    /// finished. The next change of that file first finishes its truncate, so no cut-off byte
+    /// shows. An inode that cannot be read cannot be held in memory, so its error is returned.
+    ///
+    /// If the image is frozen, no record is appended: it would have the epoch of this open, and a
+    /// crash during the thaw could leave it in a log whose epoch no slot names yet.
     fn recover_orphans_of(&self, tree: u32, nameless: Nameless) -> Result<u64> {
         let mut found = Vec::new();
         self.engine.store().orphans(tree, &mut |key, value| {
@@ -208,13 +246,19 @@ impl Files {
         for (ino, orphan) in found {
             match orphan? {
                 Orphan::Unlinked if nameless == Nameless::Kept => self.orphans.add(ino, Named::Later),
-                Orphan::Unlinked => self.delete_orphan(ino)?,
+                Orphan::Unlinked => self.delete_or_retry(ino)?,
                 Orphan::Truncate => {
                     let inode = self.inodes.get(ino)?;
                     let mut meta = inode.meta.lock();
                     meta.shrinking = true;
                     drop(meta);
-                    self.finish_truncate(&inode)?;
+                    if self.engine.gate().phase() == Phase::Frozen {
+                        continue;
+                    }
+                    if let Err(e) = self.finish_truncate(&inode) {
+                        self.engine.store().check_alive()?;
+                        tracing::warn!("the truncate of inode {ino} is finished later: {e}");
+                    }
                 }
             }
         }

@@ -1,9 +1,12 @@
-//! The list of nameless inodes that are pinned. The last unpin deletes an inode.
+//! The list of nameless inodes that are pinned, or whose deletion has failed. The last unpin
+//! deletes an inode, and a flusher thread tries again what has failed.
 
 use kedge_base::Ino;
 use kedge_base::atomic::{AtomicU64, Ordering::SeqCst};
 use kedge_base::lock::{Condvar, Mutex, Rank};
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::time::Duration;
 
 /// Whether a nameless inode may get a name.
@@ -27,6 +30,8 @@ pub(crate) enum Nameless {
 #[derive(Default)]
 struct Listed {
     inodes: BTreeMap<Ino, Named>,
+    /// The listed inodes whose deletion has failed.
+    failed: BTreeSet<Ino>,
     /// Number of inodes that were ever listed.
     added: u64,
     /// The value of `added` when the last wait for a deletion timed out.
@@ -60,7 +65,10 @@ impl Orphans {
     }
 
     pub(crate) fn remove(&self, ino: Ino) {
-        if self.listed.lock().inodes.remove(&ino).is_some() {
+        let mut listed = self.listed.lock();
+        if listed.inodes.remove(&ino).is_some() {
+            listed.failed.remove(&ino);
+            drop(listed);
             self.removed.fetch_add(1, SeqCst);
             self.left.notify_all();
         }
@@ -72,11 +80,12 @@ impl Orphans {
     }
 
     /// Waits until more than `since` inodes have left the list, at most `limit`. Returns whether
-    /// they have. Does not wait if the list is empty. If the last wait timed out and no inode was
-    /// listed since, the listed inodes are in use, and the limit is a tenth.
+    /// they have. Does not wait if the list is empty but for failed deletions. If the last wait
+    /// timed out and no inode was listed since, the listed inodes are in use, and the limit is a
+    /// tenth.
     pub(crate) fn wait_for_removal(&self, since: u64, limit: Duration) -> bool {
         let mut listed = self.listed.lock();
-        while self.removed() <= since && !listed.inodes.is_empty() {
+        while self.removed() <= since && listed.inodes.len() > listed.failed.len() {
             let again = listed.waited == Some(listed.added);
             if self.left.wait_for(&mut listed, if again { limit / 10 } else { limit }) {
                 listed.waited = Some(listed.added);
@@ -89,7 +98,10 @@ impl Orphans {
     /// Removes the inodes for which `gone` holds from the list, because their whole tree is
     /// deleted.
     pub(crate) fn forget(&self, gone: impl Fn(Ino) -> bool) {
-        self.listed.lock().inodes.retain(|ino, _| !gone(*ino));
+        let mut listed = self.listed.lock();
+        listed.inodes.retain(|ino, _| !gone(*ino));
+        listed.failed.retain(|ino| !gone(*ino));
+        drop(listed);
         self.unpinned.lock().retain(|ino| !gone(*ino));
     }
 
@@ -108,6 +120,21 @@ impl Orphans {
 
     pub(crate) fn next_deferred(&self) -> Option<Ino> {
         self.unpinned.lock().pop()
+    }
+
+    /// Lists an inode whose deletion has failed. Returns whether this is its first failure.
+    pub(crate) fn failed(&self, ino: Ino) -> bool {
+        let mut listed = self.listed.lock();
+        if let Entry::Vacant(entry) = listed.inodes.entry(ino) {
+            entry.insert(Named::Never);
+            listed.added += 1;
+        }
+        listed.failed.insert(ino)
+    }
+
+    /// The first inode after `last` whose deletion has failed.
+    pub(crate) fn next_failed(&self, last: Ino) -> Option<Ino> {
+        self.listed.lock().failed.range((Excluded(last), Unbounded)).next().copied()
     }
 
     pub(crate) fn may_get_name(&self, ino: Ino) -> bool {

@@ -3,13 +3,14 @@
 //! # Crash argument
 //! If a truncate removes more extents than one record can, its first record sets the size and puts
 //! an orphan item. Further records remove the rest, and the last one deletes the orphan item.
-//! Recovery finishes the work of each orphan item. The item's value gives one of two reasons: the
-//! inode has no name, or its truncate is not finished. The first reason includes the second, since
-//! the whole inode is deleted. Both use the same key. So `unlink` of the last name replaces the
-//! second reason by the first. `link` of a nameless inode replaces the first by the second if a
-//! truncate still has extents to remove; otherwise a crash would leave bytes that were cut off, and
-//! they would show once the file grew. Each operation checks and changes the link count and
-//! `shrinking` under the meta lock with which its record is committed.
+//! Recovery finishes the work of each orphan item, or if that fails leaves it to the next change of
+//! the file (`recover_orphans_of`). The item's value gives one of two reasons: the inode has no
+//! name, or its truncate is not finished. The first reason includes the second, since the whole
+//! inode is deleted. Both use the same key. So `unlink` of the last name replaces the second reason
+//! by the first. `link` of a nameless inode replaces the first by the second if a truncate still
+//! has extents to remove; otherwise a crash would leave bytes that were cut off, and they would
+//! show once the file grew. Each operation checks and changes the link count and `shrinking` under
+//! the meta lock with which its record is committed.
 //!
 //! A deletion runs the same steps, under the orphan item that the unlink left. A step's record also
 //! ends the log residency of the removed bytes, so replay does not restore them. In cut blocks (by

@@ -70,9 +70,18 @@ impl Files {
     /// show the new stamps without the write, as on XFS. The stamps are set after the bytes are in
     /// memory: a reader of another door that took the new stamps with the old bytes would keep
     /// these for as long as the stamps stay. Called without any lock of the inode, since the
-    /// reservation may wait for a checkpoint. If there is no space for the record, the stamps are
-    /// logged later, as with `seq`.
+    /// reservation may wait for a checkpoint. If the record fails, for lack of space or because a
+    /// node cannot be read, the stamps are logged later, as with `seq`: the bytes have been
+    /// accepted, and an error would make a program append them again.
     fn log_stamps(&self, inode: &Arc<Inode>, mode: WriteMode) -> Result<()> {
+        let Err(e) = self.try_log_stamps(inode, mode) else { return Ok(()) };
+        self.engine.check_open()?;
+        self.engine.store().check_alive()?;
+        tracing::debug!("time stamps of inode {}, which are logged later: {e}", inode.ino);
+        Ok(())
+    }
+
+    fn try_log_stamps(&self, inode: &Arc<Inode>, mode: WriteMode) -> Result<()> {
         if mode.keep_times || !self.engine.live().fdatasync().stamps_at_write() {
             return Ok(());
         }
@@ -80,10 +89,7 @@ impl Files {
         if !are_new(inode.meta.lock().unlogged) {
             return Ok(());
         }
-        let handle = match self.engine.begin(Need::record(Class::Normal).patches(1)) {
-            Err(Error::Engine(kedge_base::Error::NoSpace)) => return Ok(()),
-            handle => handle?,
-        };
+        let handle = self.engine.begin(Need::record(Class::Normal).patches(1))?;
         let mut changes = lock_metas(&[inode]);
         // Another record may have taken the stamps since the check.
         if !changes[0].meta.dead && are_new(changes[0].meta.unlogged) {

@@ -3,7 +3,6 @@
 
 use super::Syncer;
 use crate::cache::pages::Which;
-use crate::durability::flushers::Flushed;
 use crate::error::{Done, Error, Result};
 use kedge_base::Ino;
 use kedge_store::{Class, ForceCause, WriteSeq};
@@ -148,12 +147,11 @@ impl Syncer {
         }
         Ok(())
     }
-}
 
-impl Flushed for Syncer {
-    /// At the end of each `commit` interval all completed work becomes durable. A thread that is
-    /// woken in between writes some dirty data, because too much is dirty.
-    fn turn(&self, last: &mut Duration, over: bool) -> Duration {
+    /// Runs a turn of a flusher thread ([`crate::durability::flushers::Flushed::turn`]). At the end
+    /// of each `commit` interval all completed work becomes durable. A thread that is woken in
+    /// between writes some dirty data, because too much is dirty.
+    pub(crate) fn turn(&self, last: &mut Duration, over: bool) -> Duration {
         let now = self.engine.clock().monotonic();
         let commit = self.engine.live().commit();
         let Some(_work) = self.engine.gate().try_work() else { return commit };
@@ -175,7 +173,8 @@ impl Flushed for Syncer {
         commit.saturating_sub(self.engine.clock().monotonic().saturating_sub(*last))
     }
 
-    fn panicked(&self, words: &str) {
+    /// Ends the file system after a panic in a turn.
+    pub(crate) fn panicked(&self, words: &str) {
         let reason = format!("the writeback of a flusher thread panicked: {words}");
         self.engine.store().shutdown(&kedge_base::Error::Shutdown(reason.into()));
         // The turn has left the gate, so a freeze that waited for it may have completed; it must

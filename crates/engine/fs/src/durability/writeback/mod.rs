@@ -24,19 +24,23 @@
 //!
 //! # Durable writes
 //! If the data of an fsync is one write, it is made durable by one FUA write, instead of a write
-//! and a flush of the whole device. There are three conditions:
+//! and a flush of the whole device. There are four conditions:
 //! 1. Nothing of this file waits for a flush, because a FUA write makes nothing else durable.
 //! 2. Few other durable writes are in progress, because one flush serves any number of files.
 //! 3. No other fsync of this file is in progress. `wb` is held during a durable write (on a device
 //!    without FUA also during its flush), but not during a shared flush. So several calls on one
 //!    file are faster with a flush that they share.
+//! 4. The host of the image has allocated its blocks ([`kedge_device::Device::first_hole`]). On a
+//!    full host the first write to a block fails, and nothing is lost by that. But the failure of a
+//!    durable write does not show whether its flush failed, so it may shut the mount down. A plain
+//!    write fails with ENOSPC, and the bytes stay dirty.
 //!
 //! On a device that makes a write and a flush of a FUA write, an fsync that logs time stamps after
 //! data that only overwrites makes no durable write: one flush serves the data and the log write
 //! (`kedge_log::Barrier`).
 //!
-//! The pass of a group of fsyncs ([`crate::durability::sync`]) is durable under the first two
-//! conditions, if it has at most one write for each file.
+//! The pass of a group of fsyncs ([`crate::durability::sync`]) is durable under all
+//! conditions except the third, if it has at most one write for each file.
 //!
 //! A durable write gets no sequence number from the flusher, since no log write and no fsync has to
 //! flush for it.

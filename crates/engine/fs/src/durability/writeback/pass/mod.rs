@@ -321,6 +321,18 @@ impl<'a> Pass<'a> {
         })
     }
 
+    /// Whether one of these writes is the first to a block that the host of the image has not
+    /// allocated. Blocks with written bytes of a file are allocated, so that an fsync of a file that
+    /// is only overwritten makes no system call here.
+    fn may_need_host_space(&self, ios: &[Gathered]) -> bool {
+        let overwrites = |part: &Part| part.new.is_empty() && part.unwritten.is_empty();
+        if self.parts.iter().flatten().all(overwrites) {
+            return false;
+        }
+        let device = self.store().device();
+        ios.iter().any(|io| device.first_hole(io.start.byte_offset(), io.buf.len() as u64).is_some())
+    }
+
     /// Decides whether these writes for fsyncs are durable writes. `wb` of the inodes is held.
     fn durable_turn(&self, ios: &[Gathered]) -> Option<DurableTurn<'a>> {
         let writeback = self.writeback;
@@ -341,7 +353,7 @@ impl<'a> Pass<'a> {
             let seq = inode.meta.lock().progress.write_seq;
             writeback.engine.store().data_flushed(seq)
         };
-        if !self.inodes.iter().all(|inode| flushed(inode)) {
+        if !self.inodes.iter().all(|inode| flushed(inode)) || self.may_need_host_space(ios) {
             return None;
         }
         let others = writeback.durable_writes.fetch_add(count, Ordering::Relaxed);
