@@ -92,8 +92,8 @@ impl FileSystem {
     }
 
     /// Deletes the nameless inodes that have no pins, and returns their number. A deletion that
-    /// fails is tried again later, and counts too. After [`FileSystem::open_again`] the caller first
-    /// pins those that are in use.
+    /// fails is tried again later, and counts too. After [`FileSystem::open_again`] the caller
+    /// first pins those that are in use.
     ///
     /// # Errors
     /// EIO: the file system is shut down.

@@ -322,8 +322,8 @@ impl<'a> Pass<'a> {
     }
 
     /// Whether one of these writes is the first to a block that the host of the image has not
-    /// allocated. Blocks with written bytes of a file are allocated, so that an fsync of a file that
-    /// is only overwritten makes no system call here.
+    /// allocated. Blocks with written bytes of a file are allocated, so that an fsync of a file
+    /// that is only overwritten makes no system call here.
     fn may_need_host_space(&self, ios: &[Gathered]) -> bool {
         let overwrites = |part: &Part| part.new.is_empty() && part.unwritten.is_empty();
         if self.parts.iter().flatten().all(overwrites) {
