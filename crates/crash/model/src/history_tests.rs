@@ -697,3 +697,56 @@ fn an_msync_promises_its_range() {
         assert!(history.is_durable(size, msync + 1), "{}: the size", model.name);
     }
 }
+
+/// Observed on ext4 and XFS: a write with O_DSYNC to the first page writes no page that was appended
+/// before, and the file keeps its old size.
+#[test]
+fn a_synchronous_write_leaves_the_sizes_of_other_pages() {
+    let run = |at: u64| {
+        let disk = Disk::new();
+        let file = disk.create("f").unwrap();
+        file.write_at(0, &[b'o'; PAGE]).unwrap();
+        disk.settle();
+        file.write_at(PAGE as u64, &[b'n'; 2 * PAGE]).unwrap();
+        file.write_durably_at(at, &[b's'; 100]).unwrap();
+        disk.trace()
+    };
+    let durable = |model: Model, trace: &Trace| {
+        let history = History::new(trace, model);
+        let state = history.state(&Recipe::new(*history.points().end(), Pick::Durable));
+        let mut bytes = state.content(b"f").unwrap();
+        let size = bytes.len();
+        bytes.dedup();
+        (size, String::from_utf8(bytes).unwrap())
+    };
+    let (page, whole) = (PAGE, (3 * PAGE, "son".to_owned()));
+    for model in MODELS {
+        let is_total = model.order == Order::Total;
+        let first = durable(model, &run(0));
+        assert_eq!(first, if is_total { whole.clone() } else { (page, "so".to_owned()) }, "{}", model.name);
+        // A write to the last page makes the size durable that ends in it, with that page's bytes.
+        let (size, text) = durable(model, &run(2 * page as u64));
+        assert_eq!(size, 3 * page, "{}", model.name);
+        assert!(text.ends_with("sn"), "{}: {text:?}", model.name);
+    }
+}
+
+/// The pages that a failed write with O_DSYNC gave up are its own. A later fsync writes the others.
+#[test]
+fn a_synchronous_write_that_failed_gives_up_no_size_of_other_pages() {
+    let disk = Disk::new();
+    let file = disk.create("f").unwrap();
+    file.write_at(0, &[b'o'; PAGE]).unwrap();
+    disk.settle();
+    file.write_at(PAGE as u64, &[b'n'; PAGE]).unwrap();
+    file.write_durably_at(0, &[b's'; 100]).unwrap();
+    file.sync_all().unwrap();
+    let mut trace = disk.trace();
+    let failed = trace.events.len() - 2;
+    trace.events[failed].errno = 5;
+    for model in MODELS {
+        let history = History::new(&trace, model);
+        let state = history.state(&Recipe::new(*history.points().end(), Pick::Durable));
+        assert_eq!(state.content(b"f").unwrap()[PAGE..], [b'n'; PAGE], "{}", model.name);
+    }
+}
