@@ -251,7 +251,7 @@ impl Trace {
     }
 
     /// The time of the last event before crash point `at`; 0 at the very beginning.
-    pub(crate) fn time_before(&self, at: u32) -> u64 {
+    pub fn time_before(&self, at: u32) -> u64 {
         let last = (at as usize).checked_sub(1).and_then(|last| self.events.get(last));
         last.map_or(0, |event| event.time)
     }
