@@ -128,6 +128,8 @@ struct Ground<S> {
     within: String,
     /// The promises made before this recording.
     told: Vec<String>,
+    /// In the recording of a recovery, [`Case::moment`] of the crash in the program's recording.
+    moment: Option<u64>,
 }
 
 /// The checker, with the names and promises of earlier recordings added to each case.
@@ -145,7 +147,12 @@ impl<S> Within<'_, S> {
 impl<S: Sync> Checker for Within<'_, S> {
     fn check(&self, case: &Case<'_>) -> Verdict {
         let (told, within) = (self.all_told(case.told), format!("{}{}", self.ground.within, case.within));
-        self.checker.check(&Case { told: &told, within: &within, ..*case })
+        let moment = self.ground.moment.unwrap_or(case.moment);
+        self.checker.check(&Case { told: &told, within: &within, moment, ..*case })
+    }
+
+    fn stage(&self, time: u64) -> usize {
+        self.checker.stage(self.ground.moment.unwrap_or(time))
     }
 }
 
@@ -195,7 +202,8 @@ impl<T> Again<'_, T> {
         let mut found = Recoveries { depth: self.depth, ..Recoveries::default() };
         let mut refusal = None;
         let mut seen = HashSet::new();
-        let mut grounds = vec![Ground { subject: first, within: String::new(), told: Vec::new() }];
+        let mut grounds =
+            vec![Ground { subject: first, within: String::new(), told: Vec::new(), moment: None }];
         for depth in 1..=self.depth {
             let each = self.recoveries.div_ceil(grounds.len().max(1) as u64);
             let mut next = Vec::new();
@@ -256,6 +264,7 @@ impl<T> Again<'_, T> {
             }
             (stale, recordings) = (0, recordings - 1);
             let inner = format!("{}{inner}", ground.within);
+            let moment = ground.moment.unwrap_or(moment);
             let name = format!("{inner}{last}");
             let case = Case { recipe: &last, state: &state, told: &told, moment, within: &inner, job: 0 };
             let recovery = match self.recorder.record(&case) {
@@ -295,6 +304,7 @@ impl<T> Again<'_, T> {
                 subject: recovery,
                 within: format!("{name}/"),
                 told: told.iter().map(|text| (*text).to_owned()).collect(),
+                moment: Some(moment),
             };
             if self.judge(&ground, found, clock) {
                 keep(ground);

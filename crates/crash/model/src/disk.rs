@@ -231,6 +231,16 @@ impl DiskFile {
         self.run(|_| Call::Write { ino: self.ino, offset, data: bytes.to_vec(), mapped: false })
     }
 
+    /// A write through a descriptor that was opened with `O_DSYNC`.
+    pub fn write_durably_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.write_at(offset, bytes)?;
+        let ranges = vec![(offset, offset.saturating_add(bytes.len() as u64))];
+        self.run(|inner| {
+            let since = inner.events.len() as u64;
+            Call::SyncRange { ino: self.ino, datasync: true, ranges, since }
+        })
+    }
+
     pub fn append(&self, bytes: &[u8]) -> Result<()> {
         self.run(|inner| {
             let offset = inner.size(self.ino);

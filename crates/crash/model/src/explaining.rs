@@ -87,4 +87,8 @@ impl Checker for Watched<'_> {
         }
         verdict
     }
+
+    fn stage(&self, time: u64) -> usize {
+        self.checker.stage(time)
+    }
 }

@@ -697,3 +697,103 @@ fn an_msync_promises_its_range() {
         assert!(history.is_durable(size, msync + 1), "{}: the size", model.name);
     }
 }
+
+/// Observed on ext4 and XFS: a write with O_DSYNC to the first page writes no page that was
+/// appended before, and the file keeps its old size.
+#[test]
+fn a_synchronous_write_leaves_the_sizes_of_other_pages() {
+    let run = |at: u64| {
+        let disk = Disk::new();
+        let file = disk.create("f").unwrap();
+        file.write_at(0, &[b'o'; PAGE]).unwrap();
+        disk.settle();
+        file.write_at(PAGE as u64, &[b'n'; 2 * PAGE]).unwrap();
+        file.write_durably_at(at, &[b's'; 100]).unwrap();
+        disk.trace()
+    };
+    let durable = |model: Model, trace: &Trace| {
+        let history = History::new(trace, model);
+        let state = history.state(&Recipe::new(*history.points().end(), Pick::Durable));
+        let mut bytes = state.content(b"f").unwrap();
+        let size = bytes.len();
+        bytes.dedup();
+        (size, String::from_utf8(bytes).unwrap())
+    };
+    let (page, whole) = (PAGE, (3 * PAGE, "son".to_owned()));
+    for model in MODELS {
+        let is_total = model.order == Order::Total;
+        let first = durable(model, &run(0));
+        assert_eq!(first, if is_total { whole.clone() } else { (page, "so".to_owned()) }, "{}", model.name);
+        // A write to the last page makes the size durable that ends in it, with that page's bytes.
+        let (size, text) = durable(model, &run(2 * page as u64));
+        assert_eq!(size, 3 * page, "{}", model.name);
+        assert!(text.ends_with("sn"), "{}: {text:?}", model.name);
+    }
+}
+
+/// The pages that a failed write with O_DSYNC gave up are its own. A later fsync writes the others.
+#[test]
+fn a_synchronous_write_that_failed_gives_up_no_size_of_other_pages() {
+    let disk = Disk::new();
+    let file = disk.create("f").unwrap();
+    file.write_at(0, &[b'o'; PAGE]).unwrap();
+    disk.settle();
+    file.write_at(PAGE as u64, &[b'n'; PAGE]).unwrap();
+    file.write_durably_at(0, &[b's'; 100]).unwrap();
+    file.sync_all().unwrap();
+    let mut trace = disk.trace();
+    let failed = trace.events.len() - 2;
+    trace.events[failed].errno = 5;
+    for model in MODELS {
+        let history = History::new(&trace, model);
+        let state = history.state(&Recipe::new(*history.points().end(), Pick::Durable));
+        assert_eq!(state.content(b"f").unwrap()[PAGE..], [b'n'; PAGE], "{}", model.name);
+    }
+}
+
+/// Observed on XFS, and not on ext4: a truncate that enlarges the file waits for the bytes that
+/// were appended before.
+#[test]
+fn a_larger_size_comes_after_the_appended_bytes() {
+    let large = 16 * PAGE as u64;
+    type Enlarge = fn(&crate::disk::DiskFile, u64);
+    let calls: [(&str, Enlarge); 3] = [
+        ("truncate", |file, size| file.set_len(size).unwrap()),
+        ("truncate to the same size", |file, _| file.set_len(file.len()).unwrap()),
+        ("fallocate", |file, size| {
+            file.allocate(Space::Allocate { keep_size: false }, 0, size).unwrap();
+        }),
+    ];
+    for (what, enlarge) in calls {
+        let run = |disk: &Disk| {
+            disk.create("f").unwrap();
+            disk.settle();
+            let file = disk.open("f").unwrap();
+            file.write_at(0, &[b'n'; PAGE]).unwrap();
+            enlarge(&file, large);
+        };
+        for model in MODELS {
+            let found = every_content(model.name, run);
+            // The size is set, and the bytes are lost.
+            let may_be_zeros = !["strict", "kedgefs", "xfs"].contains(&model.name);
+            assert_eq!(found.contains("0"), may_be_zeros, "{}: {what}: {found:?}", model.name);
+        }
+    }
+    // The last page may have come to the disk alone, and with it the size: then the truncate waits
+    // for no page.
+    let two_pages = |size: u64| {
+        move |disk: &Disk| {
+            disk.create("f").unwrap();
+            disk.settle();
+            let file = disk.open("f").unwrap();
+            file.write_at(0, &[b'a'; PAGE]).unwrap();
+            file.write_at(PAGE as u64, &[b'b'; PAGE]).unwrap();
+            file.set_len(size).unwrap();
+        }
+    };
+    let found = every_content("xfs", two_pages(large));
+    assert!(found.contains("0b0") && !found.contains("a0") && !found.contains("0"), "{found:?}");
+    // A size below the present one waits for no page beyond it.
+    let found = every_content("xfs", two_pages(PAGE as u64));
+    assert!(found.contains("0"), "{found:?}");
+}

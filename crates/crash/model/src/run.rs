@@ -33,7 +33,9 @@ pub struct Case<'a> {
     pub state: &'a State,
     /// The texts of the marks before the crash.
     pub told: &'a [&'a str],
-    /// The time of the last event before the crash, in nanoseconds since the recording began.
+    /// The time of the last event before the crash, in nanoseconds since the recording of the
+    /// program began. If the crash comes in a recovery, that of the crash before the first
+    /// recovery.
     pub moment: u64,
     /// The beginning of the state's name before the recipe: the names of the crash states in whose
     /// recovery this crash comes, each followed by `/`; in a cluster also the states of other
@@ -55,6 +57,13 @@ pub enum Verdict {
 
 pub trait Checker: Sync {
     fn check(&self, case: &Case<'_>) -> Verdict;
+
+    /// A number that differs between two times ([`Case::moment`]) if the verdict on the same state
+    /// may differ between crashes at these times, with the same promises before both. States with
+    /// equal visible content are judged once for each number.
+    fn stage(&self, _time: u64) -> usize {
+        0
+    }
 }
 
 impl<F: Fn(&Case<'_>) -> Verdict + Sync> Checker for F {
@@ -224,9 +233,9 @@ pub type Hear<'a> = &'a (dyn Fn(Progress) + Sync);
 
 struct Source<'a> {
     plan: Plan<'a>,
-    /// The states that were taken, as the digest of the visible contents and the number of marks
-    /// before the crash.
-    seen: HashSet<(Digest, usize)>,
+    /// The states that were taken, as the digest of the visible contents, the number of marks
+    /// before the crash, and the checker's stage there.
+    seen: HashSet<(Digest, usize, usize)>,
     states: u64,
     recipes: u64,
     stale: u64,
@@ -371,7 +380,8 @@ impl Search<'_> {
             source.recipes += 1;
             let state = self.history.state(&recipe);
             let told = marks.before(recipe.at).len();
-            if source.seen.insert((state.digest(), told)) {
+            let stage = self.checker.stage(self.trace.time_before(recipe.at));
+            if source.seen.insert((state.digest(), told, stage)) {
                 source.states += 1;
                 source.stale = 0;
                 return Some((source.states, recipe, state));

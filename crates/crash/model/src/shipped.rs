@@ -15,7 +15,7 @@ mod mail;
 mod tar;
 
 use crate::check::CommandChecker;
-use crate::files::FilesChecker;
+use crate::files::{FilesChecker, Firm};
 use crate::pattern::Pattern;
 use crate::run::{Case, Checker, Verdict};
 use crate::state::{Body, FileBody, State};
@@ -81,6 +81,11 @@ enum Fault {
 /// A judge of the whole tree of a state.
 trait Whole: Send + Sync {
     fn check(&self, case: &Case<'_>) -> Result<(), Fault>;
+
+    /// As [`Checker::stage`].
+    fn stage(&self, _time: u64) -> usize {
+        0
+    }
 }
 
 /// The checkers, in the order in which they are listed.
@@ -207,6 +212,8 @@ pub struct ShippedChecker {
     subjects: BTreeSet<Vec<u8>>,
     /// Knows which subjects must exist after which promises.
     files: FilesChecker,
+    /// The crash points at which a subject was removed.
+    removals: Vec<u32>,
     /// Judges the whole tree, if that replaces the judging of subjects.
     whole: Option<Box<dyn Whole>>,
     query: OsString,
@@ -225,11 +232,11 @@ impl ShippedChecker {
         runner: Option<CommandChecker>,
     ) -> Result<ShippedChecker, String> {
         let mut subjects = BTreeSet::new();
-        let files = FilesChecker::with(trace, |state, is_promised| {
-            if is_promised || !matches!(row.find, Find::Stores(..)) {
-                find(row, state, &patterns, &mut subjects);
-            }
+        let files = FilesChecker::with(trace, |_, state, firm| match (firm, &row.find) {
+            (Firm::Between, _) | (Firm::End, Find::Stores(..)) => {}
+            (Firm::Promised | Firm::End, _) => find(row, state, &patterns, &mut subjects),
         });
+        let removals = files.changes_of(&subjects, |version| version.is_none());
         let whole: Option<Box<dyn Whole>> = match row.how {
             How::Ledger => Some(Box::new(Ledger::new(trace, patterns)?)),
             How::Mail(format) => Some(Box::new(Mail::new(row.name, format, trace, patterns)?)),
@@ -249,14 +256,14 @@ impl ShippedChecker {
             });
         }
         let query = query.unwrap_or_default().into();
-        Ok(ShippedChecker { row, subjects, files, whole, query, runner })
+        Ok(ShippedChecker { row, subjects, files, removals, whole, query, runner })
     }
 
     /// The subjects that must be judged in a state. The error is the path of a missing one.
     fn due<'a>(&'a self, case: &Case<'a>) -> Result<Vec<(&'a [u8], &'a FileBody)>, &'a [u8]> {
         let mut due = Vec::new();
         for path in &self.subjects {
-            let must_be_there = self.files.must_be_there(path, case.told.len());
+            let must_be_there = self.files.must_be_there(path, case.told.len(), case.moment);
             match case.state.find(path).map(|(_, node)| &node.body) {
                 Some(Body::File(_)) if !must_be_there && matches!(self.row.find, Find::Stores(..)) => {}
                 Some(Body::File(file)) => due.push((&path[..], file)),
@@ -294,6 +301,13 @@ impl Checker for ShippedChecker {
             Ok(()) => Verdict::Good,
             Err(Fault::Bad(why)) => Verdict::Bad(why),
             Err(Fault::Unjudged(why)) => Verdict::Broken(why),
+        }
+    }
+
+    fn stage(&self, time: u64) -> usize {
+        match &self.whole {
+            Some(whole) => whole.stage(time),
+            None => self.files.stage_of(&self.removals, time),
         }
     }
 }

@@ -100,6 +100,15 @@ fn a_file_that_was_promised_must_be_there() {
     let is_missing = |f: &crate::run::Failure| f.message == "a.json is missing, though it was promised";
     assert!(report.outcome.failures.iter().any(is_missing), "{:?}", report.outcome.failures);
 
+    // A file that the program removes later must be there until then.
+    let report = explore("json", &[], |disk| {
+        save(disk, false);
+        disk.remove("a.json").unwrap();
+        disk.sync("").unwrap();
+        disk.tell("removed");
+    });
+    assert!(report.outcome.failures.iter().any(is_missing), "{:?}", report.outcome.failures);
+
     // A file from the start needs no promise, and a file that the program removes may be missing.
     let remove = |disk: &Disk| {
         disk.create("a.json").unwrap().write_at(0, b"[1]").unwrap();
@@ -170,12 +179,7 @@ fn a_promised_line_must_be_in_the_ledger() {
 #[test]
 fn a_later_value_of_a_key_stands_for_an_earlier_one() {
     let save = |disk: &Disk, n: u32, is_synced: bool| {
-        disk.create("kv.tmp").unwrap().write_at(0, format!("n={n}").as_bytes()).unwrap();
-        disk.sync("kv.tmp").unwrap();
-        disk.rename("kv.tmp", "kv").unwrap();
-        if is_synced {
-            disk.sync("").unwrap();
-        }
+        replace_value(disk, n, is_synced);
         disk.tell(&format!("n={n}"));
     };
     passes(&explore("ledger", &["kv"], |disk| (1..4).for_each(|n| save(disk, n, true))));
@@ -183,6 +187,32 @@ fn a_later_value_of_a_key_stands_for_an_earlier_one() {
     let messages: Vec<&str> = report.outcome.failures.iter().map(|f| &f.message[..]).collect();
     assert!(messages.contains(&"kv is missing, though it was promised"), "{messages:?}");
     assert!(messages.contains(&"promised, and not in the ledger: n=3"), "{messages:?}");
+    // A value that comes back later is no later value before that.
+    let again = |is_second_synced: bool| {
+        move |disk: &Disk| {
+            for (n, is_synced) in [(1, true), (2, is_second_synced), (1, true)] {
+                save(disk, n, is_synced);
+            }
+        }
+    };
+    passes(&explore("ledger", &["kv"], again(true)));
+    let report = explore("ledger", &["kv"], again(false));
+    assert_eq!(found(&report), "promised, and not in the ledger: n=2");
+    // Two values are saved before both are promised.
+    passes(&explore("ledger", &["kv"], |disk| {
+        save(disk, 1, true);
+        (2..4).for_each(|n| replace_value(disk, n, true));
+        (2..4).for_each(|n| disk.tell(&format!("n={n}")));
+    }));
+}
+
+fn replace_value(disk: &Disk, n: u32, is_synced: bool) {
+    disk.create("kv.tmp").unwrap().write_at(0, format!("n={n}").as_bytes()).unwrap();
+    disk.sync("kv.tmp").unwrap();
+    disk.rename("kv.tmp", "kv").unwrap();
+    if is_synced {
+        disk.sync("").unwrap();
+    }
 }
 
 fn tar_of(bytes: &[u8]) -> Result<(), String> {

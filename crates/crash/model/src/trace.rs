@@ -159,7 +159,8 @@ pub enum Call {
     },
     /// The end of a write with `O_DSYNC`, `O_SYNC` or `RWF_DSYNC`: the effect of fdatasync, or with
     /// `datasync` false of fsync, on the pages of these ranges of the file. The kernel writes and
-    /// waits for no other page. Ranges and `since` are those of `Msync`.
+    /// waits for no other page, so the sizes of writes to other pages may still be lost. Ranges and
+    /// `since` are those of `Msync`.
     SyncRange {
         ino: u64,
         datasync: bool,
@@ -250,7 +251,7 @@ impl Trace {
     }
 
     /// The time of the last event before crash point `at`; 0 at the very beginning.
-    pub(crate) fn time_before(&self, at: u32) -> u64 {
+    pub fn time_before(&self, at: u32) -> u64 {
         let last = (at as usize).checked_sub(1).and_then(|last| self.events.get(last));
         last.map_or(0, |event| event.time)
     }

@@ -33,6 +33,10 @@ const TABLE: &[(bool, &str)] = &[
     // Truncates to shorter and longer sizes, and writes after them.
     (true, "create f; write f 0+8192 | cut f 0; write f 0+100; out f; other; other"),
     (false, "create f; write f 0+8192 | cut f 100; other; cut f 5000; write f 6000+10; out f; other"),
+    // Sizes that a truncate enlarges after appended bytes, and a synchronous write below some.
+    (true, "create f | write f 0+4096; cut f 65536; other"),
+    (false, "create f | write f 0+4096; write f 4096+4096; out f 1; cut f 65536; other"),
+    (true, "create f; write f 0+4096 | write f 4096+4096; dsync f 0+4096; other"),
     // A write to a page that a truncate left in place.
     (true, "create f; write f 0+16384 | cut f 4096; write f 0+4096; out f 0; fsync f"),
     (false, "create f; write f 0+16384 | cut f 4196; write f 4000+90; out f; fsync f"),

@@ -8,6 +8,7 @@
 //! | `create F`, `mkdir D`, `link F G`, `rename F G`, `rm F` | names |
 //! | `write F AT+LEN`, `cut F SIZE` | bytes: each write has a letter of its own; truncate |
 //! | `fsync F`, `fdatasync F` | persistence calls of the program |
+//! | `dsync F AT+LEN` | a write with `O_DSYNC` |
 //! | `out F`, `out F PAGE` | the kernel starts writeback of the file's dirty pages, or of one of them |
 //! | `other` | another program's fsync of a file of its own |
 //! | `flush` | another program's syncfs |
@@ -16,11 +17,11 @@
 
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_crash::{Disk, Trace};
-use rustix::fs::{Advice, fadvise, syncfs};
+use rustix::fs::{Advice, OFlags, fadvise, syncfs};
 use std::fmt;
 use std::fs::{self, File};
 use std::num::NonZeroU64;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -34,6 +35,7 @@ pub enum Step {
     Rename(String, String),
     Remove(String),
     Write { file: String, at: u64, len: usize },
+    Dsync { file: String, at: u64, len: usize },
     Cut { file: String, size: u64 },
     Fsync { file: String, datasync: bool },
     Out { file: String, page: Option<u64> },
@@ -50,6 +52,7 @@ impl fmt::Display for Step {
             Step::Rename(file, new) => write!(f, "rename {file} {new}"),
             Step::Remove(file) => write!(f, "rm {file}"),
             Step::Write { file, at, len } => write!(f, "write {file} {at}+{len}"),
+            Step::Dsync { file, at, len } => write!(f, "dsync {file} {at}+{len}"),
             Step::Cut { file, size } => write!(f, "cut {file} {size}"),
             Step::Fsync { file, datasync: false } => write!(f, "fsync {file}"),
             Step::Fsync { file, datasync: true } => write!(f, "fdatasync {file}"),
@@ -73,9 +76,13 @@ impl FromStr for Step {
             ["link", file, new] => Step::Link(own(file), own(new)),
             ["rename", file, new] => Step::Rename(own(file), own(new)),
             ["rm", file] => Step::Remove(own(file)),
-            ["write", file, place] => {
-                let (at, len) = place.split_once('+').context("write F AT+LEN")?;
-                Step::Write { file: own(file), at: at.parse()?, len: len.parse()? }
+            [word @ ("write" | "dsync"), file, place] => {
+                let (at, len) = place.split_once('+').with_context(|| format!("{word} F AT+LEN"))?;
+                let (file, at, len) = (own(file), at.parse()?, len.parse()?);
+                match word {
+                    "write" => Step::Write { file, at, len },
+                    _ => Step::Dsync { file, at, len },
+                }
             }
             ["cut", file, size] => Step::Cut { file: own(file), size: size.parse()? },
             ["fsync", file] => Step::Fsync { file: own(file), datasync: false },
@@ -175,6 +182,7 @@ fn play_on_disk(step: &Step, n: usize, disk: &Disk) -> Result<()> {
         Step::Rename(file, new) => disk.rename(file, new)?,
         Step::Remove(file) => disk.remove(file)?,
         Step::Write { file, at, len } => disk.open(file)?.write_at(*at, &bytes(n, *len))?,
+        Step::Dsync { file, at, len } => disk.open(file)?.write_durably_at(*at, &bytes(n, *len))?,
         Step::Cut { file, size } => disk.open(file)?.set_len(*size)?,
         Step::Fsync { file, datasync: false } => disk.sync(place(file))?,
         Step::Fsync { file, datasync: true } => disk.open(place(file))?.sync_data()?,
@@ -209,6 +217,11 @@ impl Real {
                 if path.is_dir() { fs::remove_dir(path)? } else { fs::remove_file(path)? }
             }
             Step::Write { file, at, len } => writable(file)?.write_all_at(&bytes(n, *len), *at)?,
+            Step::Dsync { file, at, len } => {
+                let dsync = OFlags::DSYNC.bits() as i32;
+                let file = File::options().write(true).custom_flags(dsync).open(self.path(file))?;
+                file.write_all_at(&bytes(n, *len), *at)?;
+            }
             Step::Cut { file, size } => writable(file)?.set_len(*size)?,
             Step::Fsync { file, datasync: false } => File::open(self.path(file))?.sync_all()?,
             Step::Fsync { file, datasync: true } => File::open(self.path(file))?.sync_data()?,

@@ -7,7 +7,7 @@
 //! The last message of an mbox may be cut off if it was not promised, since it is appended.
 
 use super::{Fault, Whole, above, show, whole};
-use crate::files::FilesChecker;
+use crate::files::{FilesChecker, Firm};
 use crate::page::{Digest, digest_of};
 use crate::pattern::Pattern;
 use crate::run::Case;
@@ -44,7 +44,10 @@ impl Mail {
         let before = trace.marks(trace.start()).len();
         let mut mail = Mail { format, patterns, kept, before, known, boxes };
         let mut unread = None;
-        FilesChecker::with(trace, |state, _| {
+        FilesChecker::with(trace, |_, state, firm| {
+            if firm == Firm::Between {
+                return;
+            }
             let found = mail.mailboxes(state, false);
             mail.boxes.extend(found.keys().cloned());
             match mail.messages(&found) {
@@ -64,9 +67,10 @@ impl Mail {
         for (path, name, bytes) in mail.kept.iter().flatten() {
             mail.known.entry((path.clone(), name.clone())).or_default().insert(*bytes);
         }
-        // A message that is gone at a later promise may be missing in any crash before that
-        // promise.
-        for at in (1..mail.kept.len()).rev() {
+        // A message that is gone at the next promise, or at the end, may be missing in a crash
+        // before that. One that is removed later may not: this loop reads each set before it
+        // changes it.
+        for at in 1..mail.kept.len() {
             let (earlier, later) = mail.kept.split_at_mut(at);
             earlier[at - 1].retain(|message| later[0].contains(message));
         }

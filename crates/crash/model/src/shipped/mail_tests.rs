@@ -59,6 +59,24 @@ fn messages_of_a_maildir_are_whole_and_there_if_promised() {
     assert_eq!(found(&report), "mail: the message 1.a is missing, though it was promised");
 }
 
+/// A message that the user removes at some time must be there until then.
+#[test]
+fn a_message_that_is_removed_later_is_there_until_then() {
+    let run = |syncs: &'static [&'static str]| {
+        move |disk: &Disk| {
+            maildir(disk);
+            deliver(disk, "1.a", &long("one "), syncs);
+            disk.tell("2");
+            disk.remove("mail/new/1.a").unwrap();
+            disk.sync("mail/new").unwrap();
+            disk.tell("3");
+        }
+    };
+    passes(&explore("maildir", &[], run(&["bytes", "name"])));
+    let report = explore("maildir", &[], run(&["bytes"]));
+    assert_eq!(found(&report), "mail: the message 1.a is missing, though it was promised");
+}
+
 /// Appends a message to an mbox and promises it.
 fn append(disk: &Disk, n: usize, is_synced: bool) {
     let mailbox = if n == 0 { disk.create("mbox").unwrap() } else { disk.open("mbox").unwrap() };

@@ -302,6 +302,15 @@ impl Checker for Built {
             Built::Files(checker) => checker.check(case),
         }
     }
+
+    fn stage(&self, time: u64) -> usize {
+        match self {
+            Built::Command(checker) => checker.stage(time),
+            Built::Infer(checker) => checker.stage(time),
+            Built::Shipped(checker) => checker.stage(time),
+            Built::Files(checker) => checker.stage(time),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let loaded = load(&args.recording)?;
     let model = super::model_for(args.model, &loaded.trace)?;
     let checker = args.judge.build(&loaded.trace, &stop)?;
-    let mut place = Place { trace: loaded.trace, told: Vec::new(), within: String::new() };
+    let mut place = Place { trace: loaded.trace, told: Vec::new(), within: String::new(), crashed: None };
     for recipe in &args.state.before {
         let Some(checker) = &checker else {
             return Err(usage(
@@ -63,7 +63,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
 fn judge(checker: &Built, place: &Place, recipe: &Recipe, state: &State) -> Result<ExitCode> {
     let told = place.told(recipe);
-    say(checker.check(&Case { recipe, state, told: &told, moment: 0, within: &place.within, job: 0 }))
+    let moment = place.moment(recipe);
+    say(checker.check(&Case { recipe, state, told: &told, moment, within: &place.within, job: 0 }))
 }
 
 /// Prints the verdict of a checker on one state, and returns its exit code.
@@ -123,6 +124,8 @@ struct Place {
     /// The promises made before this recording.
     told: Vec<String>,
     within: String,
+    /// In a recovery, the moment of the crash in the program's recording.
+    crashed: Option<u64>,
 }
 
 impl Place {
@@ -141,14 +144,19 @@ impl Place {
         self.told.iter().map(String::as_str).chain(here).collect()
     }
 
+    fn moment(&self, recipe: &Recipe) -> u64 {
+        self.crashed.unwrap_or_else(|| self.trace.time_before(recipe.at))
+    }
+
     /// Records the recovery from a state. If the recovery does not always make the same calls, the
     /// states of this recording differ from those of the report.
     fn after_recovery(self, recipe: &Recipe, model: Model, recorder: &Recoveries<'_>) -> Result<Place> {
         let state = self.history(recipe, model)?.state(recipe);
         let told = self.told(recipe);
-        let case = Case { recipe, state: &state, told: &told, moment: 0, within: &self.within, job: 0 };
+        let moment = self.moment(recipe);
+        let case = Case { recipe, state: &state, told: &told, moment, within: &self.within, job: 0 };
         let trace = recorder.record(&case).map_err(anyhow::Error::msg).context("record the recovery")?;
         let told = told.iter().map(|text| (*text).to_owned()).collect();
-        Ok(Place { trace, told, within: format!("{}{recipe}/", self.within) })
+        Ok(Place { trace, told, within: format!("{}{recipe}/", self.within), crashed: Some(moment) })
     }
 }

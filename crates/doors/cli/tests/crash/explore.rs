@@ -635,6 +635,20 @@ fn a_synchronous_write_makes_no_other_page_durable() {
         let (found, report) = explore(&place, "posix", own);
         assert_eq!(found, 0, "{script}: {report:#}");
     }
+    // Nor does it make an appended page durable, or the size that counts it.
+    fs::write(place.path("from/f"), vec![b'o'; 4096]).unwrap();
+    let append = "head -c 4096 /dev/zero | tr '\\0' n | dd of=f conv=notrunc bs=4096 seek=1 iflag=fullblock status=none";
+    let header =
+        "head -c 4096 /dev/zero | tr '\\0' s | dd of=f conv=notrunc bs=4096 iflag=fullblock status=none";
+    let check = "test -z \"$KEDGE_ACKED\" || test \"$(tail -c +4097 f | head -c 1)\" = n";
+    for (oflag, code) in [(" oflag=dsync", 1), (" oflag=sync", 1), (" conv=fdatasync", 0)] {
+        let script = format!("{append}; {header}{oflag}; echo saved");
+        record(&place, &["--from", "from", "--ack", "^saved$"], &script).ok();
+        for model in ["posix", "ext4", "ext4-ordered", "xfs"] {
+            let (found, report) = explore(&place, model, check);
+            assert_eq!(found, code, "{model}: {script}: {report:#}");
+        }
+    }
 }
 
 /// A sync of the whole file system by another program, of which the machine has many, is no call of
