@@ -227,7 +227,7 @@ const CAUGHT_BY: &[(&str, &[Variant])] = &[
     ("metadata of a file with unwritten data", &[Variant::SizeBeyondWritten]),
     ("attributes with large values", &[Variant::KeepOldParts]),
     ("a log write overtakes another", &[Variant::AckOutOfOrder, Variant::KeepEpoch]),
-    ("a record of a writeback that fails", &[Variant::ExtentBeforeData, Variant::ErrorNotPropagated]),
+    ("a record of a writeback that fails", &[Variant::ErrorNotPropagated]),
     ("an fsync beside one that fails", &[Variant::WaitWithoutLook]),
     ("a durable write that loses the nodes of a checkpoint", &[Variant::LostByDurableWrite]),
     ("a write from the kernel's cache on a full image", &[Variant::ShortWhole]),
