@@ -11,8 +11,8 @@
 //! ([`crate::leftovers`]). If memory runs out, the kernel kills a checker
 //! before any other process. Only the last part of its standard output and error is kept.
 //!
-//! If the disk is full, the failure of a checker says nothing about the program and counts as no
-//! verdict.
+//! If the disk is full, or the kernel has killed a process because memory ran out, the failure of a
+//! checker says nothing about the program and counts as no verdict.
 
 use crate::beneath::{self, Beneath};
 use crate::edit::Edit;
@@ -49,6 +49,10 @@ const OUTPUT_MAX: u64 = 64 << 20;
 /// Free bytes below which a checker may have failed for lack of space.
 const ROOM_MIN: u64 = 256 << 10;
 
+/// The kernel's counters. One of them is the number of processes that it has killed because memory
+/// ran out, in the machine or in a cgroup.
+const VMSTAT: &str = "/proc/vmstat";
+
 /// A shell command that judges states.
 pub struct CommandChecker {
     pub command: String,
@@ -60,6 +64,8 @@ pub struct CommandChecker {
     /// How the checker gets the block device, if one was recorded.
     pub device: Option<DeviceAs>,
     work: WorkDir,
+    /// The file with the kernel's counters; a test has one of its own.
+    vmstat: PathBuf,
     /// The number of states made so far.
     made: AtomicU64,
 }
@@ -117,7 +123,8 @@ impl CommandChecker {
         let work = WorkDir::new(&place, "kedge-crash-", release)?;
         leftovers::adopt()?;
         let (stop, made) = (Arc::default(), AtomicU64::new(0));
-        Ok(CommandChecker { command: command.to_owned(), timeout, memory, stop, device: None, work, made })
+        let (command, vmstat) = (command.to_owned(), PathBuf::from(VMSTAT));
+        Ok(CommandChecker { command, timeout, memory, stop, device: None, work, vmstat, made })
     }
 
     /// Judges a state by the command with these arguments (`$1` and so on).
@@ -132,8 +139,9 @@ impl CommandChecker {
         let made = self.make(case)?;
         let root = &made.0;
         let output = scratch(&root.join("output"))?;
+        let killed = self.killed_for_memory();
         let end = self.execute(case, root, args, &output, &output)?;
-        self.with_room(self.verdict(&end, &tail(&output)?))
+        self.with_room(self.verdict(&end, &tail(&output)?), killed)
     }
 
     /// Runs the command on a state. Returns what the command shows, with those files for which
@@ -146,10 +154,11 @@ impl CommandChecker {
         let made = self.make(case)?;
         let root = &made.0;
         let (out, err) = (scratch(&root.join("output"))?, scratch(&root.join("errors"))?);
+        let killed = self.killed_for_memory();
         let end = self.execute(case, root, &[], &out, &err)?;
         let (printed, complaint) = (tail(&out)?, tail(&err)?);
         let said = if complaint.is_empty() { &printed } else { &complaint };
-        let status = match (self.with_room(self.verdict(&end, said))?, &end) {
+        let status = match (self.with_room(self.verdict(&end, said), killed)?, &end) {
             (Verdict::Broken(why), _) => return Ok(Err(Verdict::Broken(why))),
             (_, End::Exit(status)) => status,
             (verdict, _) => return Ok(Err(verdict)),
@@ -201,16 +210,27 @@ impl CommandChecker {
         Ok(end)
     }
 
-    /// Changes a failure to "no verdict" if there is too little space: the checker may have failed
-    /// for that.
-    fn with_room(&self, verdict: Verdict) -> io::Result<Verdict> {
+    /// Changes a failure to "no verdict" if there is too little space, or if memory has run out
+    /// since `killed` was read before the checker: the checker may have failed for that.
+    fn with_room(&self, verdict: Verdict, killed: Option<u64>) -> io::Result<Verdict> {
+        let has_killed = || killed.zip(self.killed_for_memory()).is_some_and(|(before, now)| now > before);
         match verdict {
+            Verdict::Bad(_) if has_killed() => {
+                Ok(Verdict::Broken("memory ran out while the checker ran, and the checker failed".to_owned()))
+            }
             Verdict::Bad(_) if !has_room(self.work.path())? => Ok(Verdict::Broken(format!(
                 "no room is left in {}, and the checker failed",
                 self.work.path().parent().unwrap_or(Path::new("/")).display()
             ))),
             verdict => Ok(verdict),
         }
+    }
+
+    /// The number of processes that the kernel has killed so far because memory ran out; `None` if
+    /// the kernel does not count them.
+    fn killed_for_memory(&self) -> Option<u64> {
+        let counters = fs::read_to_string(&self.vmstat).ok()?;
+        counters.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
     }
 
     /// The command for a state whose tree is in `dir`, without its output. A file with the promises

@@ -87,6 +87,33 @@ fn a_place_without_room_is_no_verdict() {
     fs::create_dir(checker.work.path()).unwrap();
 }
 
+/// The checker may be what the kernel has killed. Where the kernel counts nothing, or nothing more
+/// than before, a failure is one of the program.
+#[test]
+fn a_failure_while_memory_ran_out_is_no_verdict() {
+    let place = tempfile::tempdir().unwrap();
+    let vmstat = place.path().join("vmstat");
+    let after = |before: &str, command: &str| {
+        fs::write(&vmstat, before).unwrap();
+        let command = command.replace("VMSTAT", vmstat.to_str().unwrap());
+        let mut checker = CommandChecker::new(&command, Duration::from_secs(60), None, None).unwrap();
+        checker.vmstat.clone_from(&vmstat);
+        judge(&checker, &[])
+    };
+    let counters = "nr_free_pages 100\noom_kill 7\nthp_fault_alloc 3\n";
+    let one_more = "echo 'oom_kill 8' > VMSTAT; ";
+    let verdict = after(counters, &format!("{one_more}kill -9 $$"));
+    assert!(matches!(&verdict, Verdict::Broken(why) if why.starts_with("memory ran out")), "{verdict:?}");
+    assert!(matches!(after(counters, &format!("{one_more}exit 137")), Verdict::Broken(_)));
+    assert_eq!(after(counters, &format!("{one_more}exit 0")), Verdict::Good);
+    for before in [counters, "nr_free_pages 100\n", ""] {
+        let verdict = after(before, "kill -9 $$");
+        assert!(matches!(&verdict, Verdict::Bad(why) if why.contains("signal 9")), "{verdict:?}");
+    }
+    let checker = CommandChecker::new("true", Duration::from_secs(60), None, None).unwrap();
+    assert!(checker.killed_for_memory().is_some(), "Linux has counted them since version 4.13");
+}
+
 /// A recorded recovery runs with the rights of a checker, so its state must not have others.
 #[test]
 fn a_tame_state_has_no_privileges() {

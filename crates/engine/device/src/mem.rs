@@ -26,6 +26,17 @@ impl MemDevice {
         MemDevice::with_pages(Geometry::memory(size), Pages::default())
     }
 
+    /// Makes a device of `size` bytes, rounded down to whole blocks, each of them `byte`. Blocks
+    /// that are never written share their memory.
+    pub fn filled(size: u64, byte: u8) -> MemDevice {
+        let geometry = Geometry::memory(size);
+        let pages = match byte {
+            0 => Pages::default(),
+            _ => Pages::filled(blocks(geometry.size), &Page::new(&[byte; BLOCK_SIZE])),
+        };
+        MemDevice::with_pages(geometry, pages)
+    }
+
     fn with_pages(geometry: Geometry, pages: Pages) -> MemDevice {
         MemDevice { sizes: Sizes::new(geometry), stats: DeviceStats::default(), pages: RwLock::new(pages) }
     }

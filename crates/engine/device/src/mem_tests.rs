@@ -36,6 +36,29 @@ fn zeros_take_no_memory() {
 }
 
 #[test]
+fn a_filled_device_has_its_byte_wherever_nothing_was_written() {
+    let (block, blocks) = (BLOCK_SIZE as u64, 2 * 64 + 7);
+    let device = MemDevice::filled(blocks * block + 100, 0xee);
+    assert_eq!(device.geometry().size, blocks * block);
+    let base = device.fork();
+    let mut model = vec![0xee; (blocks * block) as usize];
+    let mut put = |at: u64, bytes: &[u8]| model[at as usize..][..bytes.len()].copy_from_slice(bytes);
+    device.write(63 * block, &IoBuf::from_bytes(&[1; 2 * BLOCK_SIZE]), false).unwrap();
+    put(63 * block, &[1; 2 * BLOCK_SIZE]);
+    device.write_zeroes(130 * block, block).unwrap();
+    put(130 * block, &[0; BLOCK_SIZE]);
+    assert!(device.bytes(0, model.len()) == model);
+    assert!(base.bytes(0, model.len()).iter().all(|byte| *byte == 0xee));
+    assert_ne!(device.difference_hash(&base), base.fork().difference_hash(&base));
+    device.write(63 * block, &IoBuf::from_bytes(&[0xee; 2 * BLOCK_SIZE]), false).unwrap();
+    device.write(130 * block, &IoBuf::from_bytes(&[0xee; BLOCK_SIZE]), false).unwrap();
+    assert_eq!(device.difference_hash(&base), base.fork().difference_hash(&base));
+    device.cut(64 * block).unwrap();
+    assert_ne!(device.difference_hash(&base), base.fork().difference_hash(&base));
+    assert!(MemDevice::filled(1 << 40, 0).pages.read().is_empty());
+}
+
+#[test]
 fn bytes_and_corrupt_work_at_any_offset() {
     let device = MemDevice::new(SIZE);
     let mut model = vec![0; SIZE as usize];

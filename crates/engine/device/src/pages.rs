@@ -132,6 +132,22 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
+    /// Makes a map in which all blocks below `blocks` have this page. Chunks that nothing writes
+    /// take the memory of one.
+    pub fn filled(blocks: u64, page: &Page) -> Pages {
+        let full = |used: usize| {
+            let slots = std::array::from_fn(|slot| (slot < used).then(|| page.clone()));
+            Arc::new(Chunk { used, slots })
+        };
+        let (whole, rest) = (full(CHUNK as usize), (blocks % CHUNK) as usize);
+        let mut chunks: BTreeMap<u64, Arc<Chunk>> =
+            (0..blocks / CHUNK).map(|at| (at, whole.clone())).collect();
+        if rest > 0 {
+            chunks.insert(blocks / CHUNK, full(rest));
+        }
+        Pages { chunks }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.chunks.is_empty()
     }
@@ -186,12 +202,16 @@ impl Pages {
     /// Returns a hash of the blocks whose bytes differ from those of `base`. The cost depends on
     /// the chunks that the two do not share, and on the pages in them whose hash is not known yet.
     pub fn difference_hash(&self, base: &Pages) -> u64 {
-        let mut numbers: Vec<u64> = self.chunks.keys().chain(base.chunks.keys()).copied().collect();
-        numbers.sort_unstable();
-        numbers.dedup();
+        let (mut left, mut right) = (self.chunks.iter().peekable(), base.chunks.iter().peekable());
         let mut hasher = std::hash::DefaultHasher::new();
-        for number in numbers {
-            let (ours, theirs) = (self.chunks.get(&number), base.chunks.get(&number));
+        loop {
+            let number = match (left.peek(), right.peek()) {
+                (Some((ours, _)), Some((theirs, _))) => **ours.min(theirs),
+                (Some((number, _)), None) | (None, Some((number, _))) => **number,
+                (None, None) => break,
+            };
+            let ours = left.next_if(|(at, _)| **at == number).map(|(_, chunk)| chunk);
+            let theirs = right.next_if(|(at, _)| **at == number).map(|(_, chunk)| chunk);
             if let (Some(ours), Some(theirs)) = (ours, theirs)
                 && Arc::ptr_eq(ours, theirs)
             {

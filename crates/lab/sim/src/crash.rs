@@ -10,9 +10,12 @@
 //!    ([`Promise::Prefix`]). A sync persists everything.
 //! 3. `k` is at most the number of completed operations, plus one if another one was in progress.
 //! 4. *Bytes* of a file are outside the sequence: each is a value that the byte had between the
-//!    file's last persisted point and the crash. Offsets beyond the end count as zero. An operation
-//!    of the sequence that changes bytes (truncate, punch, zero) and is in the prefix moves the
-//!    start of that window for the bytes it touched: bytes past a truncate never reappear.
+//!    file's last persisted point and the crash. Offsets beyond the end have no value: a size or a
+//!    block is recorded only after the bytes, so a file that grew by writes never shows zeros in
+//!    their place. Zeros are a value where the file had them, as in a gap that a write or a truncate
+//!    left. An operation of the sequence that changes bytes (truncate, punch, zero) and is in the
+//!    prefix moves the start of that window for the bytes it touched: bytes past a truncate never
+//!    reappear.
 //! 5. *Sizes* grown by plain writes are outside the sequence too: the size is one that the file had
 //!    in the window, or between two successive ones if a write extended it. Sizes set by truncate
 //!    and fallocate are in the sequence.
@@ -324,16 +327,18 @@ impl<'a> Window<'a> {
             }
             let recovered = found.content.chunk(number);
             let mut fair = [false; CHUNK as usize];
-            let mut compare = |state: usize, range: std::ops::Range<usize>, only: bool| {
+            let mut compare = |state: usize, (from, to): (u64, u64), only: bool| {
                 let then = self.content(state).chunk(number);
-                for i in range {
-                    fair[i] = recovered[i] == then[i] || (fair[i] && !only);
+                let (from, to) = (from.max(base), to.min(base + CHUNK));
+                for (_, range) in pieces(from, to.max(from)) {
+                    for i in range {
+                        fair[i] = recovered[i] == then[i] || (fair[i] && !only);
+                    }
                 }
             };
-            compare(self.low, 0..CHUNK as usize, true);
+            compare(self.low, (0, self.content(self.low).size()), true);
             for (at, change, ordered) in &self.changes {
-                let (from, to) = (change.from.max(base), change.to.min(base + CHUNK));
-                for (_, range) in pieces(from, to.max(from)) {
+                for range in self.given(*at, change) {
                     compare(at + 1, range, *ordered && *at < self.k);
                 }
             }
@@ -345,17 +350,26 @@ impl<'a> Window<'a> {
         Ok(())
     }
 
+    /// The ranges of offsets that have their bytes from the operation of this state: those that it
+    /// changed, and those by which it extended the file.
+    fn given(&self, at: usize, change: &DataChange) -> [(u64, u64); 2] {
+        [(change.from, change.to), (self.content(at).size(), self.content(at + 1).size())]
+    }
+
     fn explain(&self, found: &Found, at: u64) -> String {
-        let byte = |content: &Content| content.read(at, 1).first().copied().unwrap_or(0);
+        let byte = |content: &Content| match content.read(at, 1).first() {
+            Some(value) => format!("{value:#04x}"),
+            None => "beyond the end".to_owned(),
+        };
         let mut had = vec![(self.low, byte(self.content(self.low)))];
         for (step, change, _) in &self.changes {
-            if (change.from..change.to).contains(&at) {
+            if self.given(*step, change).iter().any(|(from, to)| (*from..*to).contains(&at)) {
                 had.push((step + 1, byte(self.content(step + 1))));
             }
         }
         let values: Vec<String> =
-            had.iter().map(|(state, value)| format!("{value:#04x} in state {state}")).collect();
-        format!("{}: byte {at} is {:#04x}, it was {}", found.path, byte(&found.content), values.join(", "))
+            had.iter().map(|(state, value)| format!("{value} in state {state}")).collect();
+        format!("{}: byte {at} is {}, it was {}", found.path, byte(&found.content), values.join(", "))
     }
 }
 

@@ -160,13 +160,35 @@ fn bytes_are_values_of_the_window() {
 }
 
 #[test]
-fn unsynced_growth_may_stop_anywhere_and_read_zero() {
+fn unsynced_growth_may_stop_anywhere_and_reads_no_zeros() {
     let h = history(Promise::Prefix, &[create("a"), write("a", 0, 5000, 1), write("a", 5000, 5000, 2)]);
     for size in [0, 1, 4096, 5000, 7000, 10_000] {
         assert!(check(&h, &with_bytes(&h, 3, "a", |c| c.set_size(size)), 3).is_ok(), "{size}");
-        assert!(check(&h, &with_bytes(&h, 3, "a", |c| c.zero(0, size)), 3).is_ok(), "{size}");
+    }
+    for at in [0, 4999, 5000, 9999] {
+        let violation = check(&h, &with_bytes(&h, 3, "a", |c| c.zero(at, at + 1)), 3).unwrap_err();
+        let said = format!("byte {at} is 0x00, it was beyond the end in state 1");
+        assert!(violation.to_string().contains(&said), "{violation}");
     }
     assert!(check(&h, &with_bytes(&h, 3, "a", |c| c.write(6000, &[1])), 3).is_err());
+}
+
+/// Zeros that a write or a truncate left between the old end and the new one are a value of the
+/// bytes, and so are those of a durable end that is written over.
+#[test]
+fn zeros_of_a_gap_are_fair_until_something_durable_fills_it() {
+    let truncate = |size| Op::Truncate { on: p("a"), size };
+    let gap = [create("a"), write("a", 9000, 10, 1), write("a", 4096, 1000, 2)];
+    let grown = [create("a"), truncate(9010), write("a", 4096, 1000, 2)];
+    let durable = [create("a"), truncate(9010), fsync("a"), write("a", 4096, 1000, 2)];
+    for ops in [&gap[..], &grown, &durable] {
+        let h = history(Promise::Prefix, ops);
+        let end = h.len();
+        assert!(check(&h, &with_bytes(&h, end, "a", |c| c.zero(4096, 4500)), end).is_ok(), "{ops:?}");
+        assert!(check(&h, &with_bytes(&h, end, "a", |c| c.write(3000, &[2])), end).is_err(), "{ops:?}");
+    }
+    let h = history(Promise::Prefix, &[&gap[..], &[fsync("a")]].concat());
+    assert!(check(&h, &with_bytes(&h, 4, "a", |c| c.zero(4096, 4500)), 4).is_err());
 }
 
 #[test]

@@ -8,7 +8,6 @@
 //!    checkpoint that recovery left;
 //! 3. used (a sample of the media): a file is created and removed in every directory, on every
 //!    second medium all names are removed, and the image is closed and checked by fsck again;
-//!    other medium all names are removed, and the image is closed and checked by fsck again;
 //! 4. crashed again at each write of its own recovery (a sample), and recovered again: the same
 //!    tree must result.
 //!

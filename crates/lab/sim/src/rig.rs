@@ -75,10 +75,11 @@ impl Setup {
     }
 
     /// Formats an image of this setup. Except for the key of an encrypted one, it is always the
-    /// same.
+    /// same. The device is full of [`GARBAGE`] before, except for that of an encrypted one, whose
+    /// unwritten blocks are decrypted to garbage anyway.
     pub fn format(&self) -> Result<MemDevice, String> {
         if !self.encrypted {
-            let device = Arc::new(MemDevice::new(self.image));
+            let device = Arc::new(MemDevice::filled(self.image, GARBAGE));
             format_on(device.clone(), None, self.log, self.checksums, self.inline_max)?;
             return Ok(device.fork());
         }
@@ -153,7 +154,12 @@ pub fn unlocked(device: Arc<dyn Device>) -> Result<Arc<dyn Device>, String> {
     Ok(Arc::new(CryptDevice::open(device, &secret()).map_err(said)?))
 }
 
-/// Formats an image in memory. It is always the same: name hash key and log secret are not random.
+/// The bytes of a device before it is formatted. No workload writes a block of them. So a block
+/// that a file shows before its data was written differs from everything that the file may contain.
+pub const GARBAGE: u8 = 0xee;
+
+/// Formats an image in memory, on a device full of [`GARBAGE`]. It is always the same: name hash
+/// key and log secret are not random.
 pub fn format(size: u64, log: u64) -> Result<MemDevice, String> {
     format_within(size, size, log, 0)
 }
@@ -161,7 +167,7 @@ pub fn format(size: u64, log: u64) -> Result<MemDevice, String> {
 /// [`format()`] on a device of `room` bytes, into which the image can grow. `inline_max`: see
 /// [`Setup`].
 pub fn format_within(room: u64, size: u64, log: u64, inline_max: u64) -> Result<MemDevice, String> {
-    let device = Arc::new(MemDevice::new(room));
+    let device = Arc::new(MemDevice::filled(room, GARBAGE));
     format_on(device.clone(), Some(size), log, false, inline_max)?;
     Ok(device.fork())
 }
@@ -183,6 +189,7 @@ fn format_on(
         immutable: true,
         data_checksums,
         inline_max,
+        overwrite: true,
         ..FormatOptions::default()
     };
     FileSystem::format(device.clone(), Arc::new(ManualClock::default()), &options).map_err(said("format"))?;

@@ -177,13 +177,19 @@ impl<'a> Commits<'a> {
         Ok(from.map(PathBuf::into_os_string))
     }
 
+    /// Runs a command in the worktree and waits for it alone. Its output goes to files: a server
+    /// that the command leaves behind would keep a pipe open.
     fn run(&self, command: &mut Command) -> Result<Output> {
         let name = command.get_program().to_string_lossy().into_owned();
+        let scratch = || tempfile::NamedTempFile::new_in(self.place.path()).context("make a file for output");
+        let (stdout, stderr) = (scratch()?, scratch()?);
         command.current_dir(self.worktree()).stdin(Stdio::null());
+        command.stdout(stdout.as_file().try_clone()?).stderr(stderr.as_file().try_clone()?);
         for variable in GIT_VARIABLES {
             command.env_remove(variable);
         }
-        command.output().with_context(|| format!("run {name}"))
+        let status = command.status().with_context(|| format!("run {name}"))?;
+        Ok(Output { status, stdout: std::fs::read(stdout.path())?, stderr: std::fs::read(stderr.path())? })
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::common::{Place, needs_fuse, tool, until};
 use std::fs::{self, File};
 use std::process::Stdio;
+use std::time::Duration;
 
 const GOOD: &str =
     "cd \"$KEDGE_DIR\"; echo new > doc.tmp; sync doc.tmp; mv doc.tmp doc; sync .; echo saved\n";
@@ -89,6 +90,37 @@ fn a_commit_of_which_no_crash_state_was_tried_has_no_verdict() {
     let (code, out, err) = run_in_repository(&place, &words);
     assert_eq!(code, 3, "{out}{err}");
     assert!(out.contains(" five: no verdict: the search ended before any crash state"), "{out}{err}");
+}
+
+/// A build and a program that leave servers behind, which keep their output open, hold nothing up.
+/// The servers end when this test removes their file.
+#[test]
+fn servers_that_are_left_behind_are_not_waited_for() {
+    needs_fuse!();
+    let place = repository(false);
+    let runs = place.path("servers-run");
+    File::create(&runs).unwrap();
+    let server = format!("(while test -e '{}'; do sleep 0.1; done) &\n", runs.display());
+    for (name, program) in [("six", GOOD), ("seven", BAD)] {
+        fs::write(place.path("repository/build.sh"), &server).unwrap();
+        fs::write(place.path("repository/save.sh"), format!("{server}{program}")).unwrap();
+        git(&place, &["commit", "-q", "-a", "-m", name]);
+        git(&place, &["tag", name]);
+    }
+    let out = place.path("bisected");
+    let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
+    command.current_dir(place.path("repository")).args(words(&["bisect", "six", "seven"]));
+    let mut child = command.stdout(Stdio::from(File::create(&out).unwrap())).spawn().unwrap();
+    let ended = (0..1200).any(|_| {
+        std::thread::sleep(Duration::from_millis(100));
+        child.try_wait().unwrap().is_some()
+    });
+    fs::remove_file(&runs).unwrap();
+    let code = child.wait().unwrap().code();
+    let shown = fs::read_to_string(&out).unwrap();
+    assert!(ended, "the servers are waited for: {shown}");
+    assert_eq!(code, Some(0), "{shown}");
+    assert!(shown.lines().last().unwrap().ends_with(" seven"), "{shown}");
 }
 
 #[test]

@@ -13,20 +13,22 @@ mod failing;
 
 use kedge_base::broken::{self, Variant};
 
-use kedge_base::{HANG, IoBuf, ManualClock};
+use kedge_base::{HANG, ManualClock};
+use kedge_device::MemDevice;
 use kedge_device::sim::{Choice, CrashState, Event, FaultPlan, OpKind, SimDevice, StatePlan};
-use kedge_device::{Device, MemDevice};
 use kedge_sim::backend::{Backend, InProcess};
 use kedge_sim::cases::{Case, EVICTED};
 use kedge_sim::crash::{History, Promise, check_state};
+use kedge_sim::explore::{self, Explorer, Plan};
 use kedge_sim::forks::{Steps, check};
 use kedge_sim::generate::{Generator, Profile};
 use kedge_sim::model::Model;
 use kedge_sim::ops::{Executor, Falloc, Fill, Op, Rename, Target, XattrFlag};
 use kedge_sim::races;
 use kedge_sim::rig::{self, Setup, panic_text, within};
+use kedge_sim::workload::{Workload, WorkloadId};
 use kedge_sim::writers::{Writers, verify_after};
-use kedgefs::{FileSystem, FormatOptions, SetAttr};
+use kedgefs::{FileSystem, SetAttr};
 use parking_lot::Mutex;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -35,7 +37,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-const GARBAGE: u8 = 0xee;
 const SEEDS: u64 = 20;
 
 type Check = (&'static str, fn() -> Result<(), String>);
@@ -114,6 +115,7 @@ fn every_broken_engine_is_caught_and_the_engine_is_not() {
     let filter = std::env::var("KEDGE_BROKEN").ok();
     answered_later_breaks_alike();
     each_evicted_case_fails();
+    explorations_see_early_records();
     let checks = CHECKS.iter().map(|(name, _)| (AS_IT_IS, (*name).to_owned()));
     let names = Variant::ALL.iter().map(|variant| format!("{variant:?}"));
     let chosen = names.filter(|name| filter.as_ref().is_none_or(|filter| filter == name));
@@ -181,6 +183,35 @@ fn each_evicted_case_fails() {
     }
 }
 
+/// The exploration of bounded workloads detects a block or a size that is recorded before its
+/// bytes: the block holds garbage, and zeros are no value of a file that grew by writes.
+fn explorations_see_early_records() {
+    let base = explore::base_image(false).expect("an image is made");
+    let id = WorkloadId { seq: 1, seed: 0, skeleton: 0, variant: 0 };
+    let run =
+        |ops: Vec<Op>| Explorer::new(&base, Plan::quick(1)).explore(&Workload { id, ops, settled: 0 }, None);
+    let garbage = format!("byte 0 is {:#04x}", rig::GARBAGE);
+    let early = [
+        (Variant::ExtentBeforeData, vec![create("a"), write("a", 0, 9000, 1), Op::Sync], garbage.clone()),
+        (Variant::ExtentBeforeData, vec![create("a"), write("a", 0, 70_000, 1), fsync("a")], garbage),
+        (
+            Variant::SizeBeyondWritten,
+            vec![create("a"), write("a", 0, 9000, 1), chmod("a", 0o600), create("b"), fsync("b")],
+            "byte 0 is 0x00, it was beyond the end in state 1".to_owned(),
+        ),
+    ];
+    for (variant, ops, said) in early {
+        let found = run(ops.clone());
+        assert!(found.is_none(), "the engine as it is: {}", found.expect("a failure"));
+        broken::set(Some(variant));
+        let found = run(ops);
+        broken::set(None);
+        let found = found.unwrap_or_else(|| panic!("the exploration does not see {variant:?}"));
+        assert!(found.what.contains(&said), "{variant:?}: {found}");
+        println!("{CAUGHT}{:<24} exploration: {said}", format!("{variant:?}"));
+    }
+}
+
 /// Prefix of the line that names the check which detected a variant.
 const CAUGHT: &str = "caught: ";
 /// Prefix of the line that names a check which the correct engine passes.
@@ -196,7 +227,7 @@ const CAUGHT_BY: &[(&str, &[Variant])] = &[
     ("metadata of a file with unwritten data", &[Variant::SizeBeyondWritten]),
     ("attributes with large values", &[Variant::KeepOldParts]),
     ("a log write overtakes another", &[Variant::AckOutOfOrder, Variant::KeepEpoch]),
-    ("a record of a writeback that fails", &[Variant::ExtentBeforeData, Variant::ErrorNotPropagated]),
+    ("a record of a writeback that fails", &[Variant::ErrorNotPropagated]),
     ("an fsync beside one that fails", &[Variant::WaitWithoutLook]),
     ("a durable write that loses the nodes of a checkpoint", &[Variant::LostByDurableWrite]),
     ("a write from the kernel's cache on a full image", &[Variant::ShortWhole]),
@@ -336,24 +367,7 @@ fn small() -> Setup {
 
 /// A formatted image whose free blocks hold garbage.
 fn image(setup: &Setup) -> MemDevice {
-    let device = Arc::new(MemDevice::new(setup.image));
-    let mut garbage = IoBuf::zeroed(256);
-    garbage.as_mut_bytes().fill(GARBAGE);
-    for at in (0..setup.image).step_by(garbage.len()) {
-        device.write(at, &garbage, false).expect("memory takes it");
-    }
-    let (log_size, overwrite) = (Some(setup.log), true);
-    let (data_checksums, inline_max) = (setup.checksums, setup.inline_max);
-    let options = FormatOptions {
-        log_size,
-        overwrite,
-        immutable: true,
-        data_checksums,
-        inline_max,
-        ..FormatOptions::default()
-    };
-    FileSystem::format(device.clone(), Arc::new(ManualClock::default()), &options).expect("formats");
-    device.fork()
+    setup.format().expect("formats")
 }
 
 fn open(device: &Arc<SimDevice>, setup: &Setup) -> Result<FileSystem, String> {

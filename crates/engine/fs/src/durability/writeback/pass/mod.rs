@@ -24,11 +24,10 @@ use kedge_device::FuaKind;
 use kedge_format::counts::CountItem;
 use kedge_format::record::{InodeMask, size};
 use kedge_format::sums::SumsItem;
-use kedge_store::{CHECKPOINT_RECORD_MAX, Class, Handle, Need, PROMISE_PER_PIECE, Store};
+use kedge_store::{CHECKPOINT_RECORD_MAX, Class, ForceCause, Handle, Need, PROMISE_PER_PIECE, Store};
 use part::{COUNTED_STEP_BYTES, Gathered, Part, SUMS_BYTES, SUMS_STEP_BYTES, put_bytes};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The most inodes, pages and segments of a pass. They bound the record, the locks held and the
 /// memory for copies.
@@ -283,7 +282,13 @@ impl<'a> Pass<'a> {
         let ios = self.gather(segments);
         let turn = if self.kind.durable && !more { self.durable_turn(&ios) } else { None };
         let written = self.write(ios, turn.is_some());
-        let completed = early.unwrap_or_else(|| self.complete(turn.is_some()));
+        let completed = match early {
+            Some(completed) => {
+                self.note_late();
+                completed
+            }
+            None => self.complete(turn.is_some()),
+        };
         drop(turn);
         self.settle(completed.is_ok());
         drop(busy);
@@ -295,17 +300,23 @@ impl<'a> Pass<'a> {
         Ok(Ended { more, error: written.err().filter(|_| failed || self.kind.told) })
     }
 
-    /// Broken on purpose: commits the record before the data is written. The pause makes it likely
-    /// that another thread forces the record meanwhile.
+    /// Broken on purpose: commits the record before the data is written, and forces the log as
+    /// another thread could meanwhile.
     fn complete_early(&mut self) -> Result<()> {
         for (inode, part) in self.inodes.iter().zip(&mut self.parts) {
             if let Some(part) = part {
                 part.size = inode.meta.lock().core.size;
             }
         }
-        let completed = self.complete(false);
-        self.writeback.engine.clock().sleep(Duration::from_millis(1));
-        completed
+        self.complete(false)?;
+        let store = self.store();
+        Ok(store.force(store.head_lsn(), ForceCause::Fsync)?)
+    }
+
+    /// Makes the fsyncs of these inodes flush the data that was written after an early record.
+    fn note_late(&self) {
+        let seq = self.store().note_data_write();
+        self.inodes.iter().for_each(|inode| inode.meta.lock().progress.write_seq = seq);
     }
 
     /// Whether the pass only overwrites bytes to which records refer already, so that it has no
