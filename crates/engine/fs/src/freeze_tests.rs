@@ -1,5 +1,4 @@
 use super::*;
-use crate::durability::flushers::Flushed;
 use crate::{FileSystem, Owner};
 use kedge_base::{Clock, Ino, SystemClock};
 use std::time::Duration;

@@ -4,11 +4,10 @@
 
 use crate::common::failing::{Failing, PAGE};
 use crate::common::images::{assert_clean, contents, errno};
+use kedge_base::HANG;
 use kedge_base::errno::EIO;
-use kedge_base::{BlockNo, HANG};
-use kedge_device::sim::{FaultPlan, OpKind};
-use kedge_format::ItemKind;
-use kedge_format::node::{NODE_SIZE, NodeView};
+use kedge_device::sim::FaultPlan;
+use kedge_format::{ItemKind, Key};
 use kedgefs::*;
 use std::time::Duration;
 
@@ -25,30 +24,9 @@ fn sparse(device: &Failing, fs: &FileSystem) -> Ino {
     ino
 }
 
-/// A fault plan in which one leaf amid the extents of the file cannot be read. The file system is
-/// closed, or has just written a checkpoint.
+/// A fault plan in which a leaf amid the extents of the file cannot be read.
 fn unreadable(device: &Failing, ino: Ino) -> FaultPlan {
-    let image = device.sim.view();
-    let geometry = kedge_store::read_superblock(&image).unwrap().0.geometry;
-    let bytes = image.bytes(0, geometry.total_blocks as usize * PAGE);
-    // Older versions of the leaf may still be on the device; no program reads them.
-    let mut leaves = Vec::new();
-    for (block, place) in (0..).zip((0..=bytes.len() - NODE_SIZE).step_by(PAGE)) {
-        let node = &bytes[place..place + NODE_SIZE];
-        let generation = NodeView::trusted(node).generation();
-        if let Ok(leaf) = NodeView::check(node, &geometry.uuid, BlockNo(block), generation, 0)
-            && let Some(first) = leaf.first_key()
-            && (first.ino, first.kind) == (ino.0, ItemKind::Extent as u8)
-        {
-            leaves.push((first.offset, place as u64));
-        }
-    }
-    leaves.sort_unstable();
-    let amid = leaves[leaves.len() / 2].0;
-    let bad = leaves.iter().filter(|(first, _)| *first == amid);
-    bad.fold(FaultPlan::new(1), |plan, (_, place)| {
-        plan.bad_range(OpKind::Read, *place..place + NODE_SIZE as u64, EIO)
-    })
+    device.unreadable(Key::new(ino, ItemKind::Extent, EXTENTS))
 }
 
 /// Options with a commit interval of 20 milliseconds.

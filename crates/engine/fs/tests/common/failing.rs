@@ -1,9 +1,11 @@
 //! A device that fails by plan. On request it also fails every write of a block that begins with a
 //! mark.
 
-use kedge_base::{Clock, IoBuf};
-use kedge_device::sim::{Choice, FaultPlan, SimDevice};
+use kedge_base::{BlockNo, Clock, IoBuf};
+use kedge_device::sim::{Choice, FaultPlan, OpKind, SimDevice};
 use kedge_device::{Completion, CompletionSink, Device, DeviceStats, Geometry, MemDevice, Op, Request};
+use kedge_format::Key;
+use kedge_format::node::{NODE_SIZE, NodeView};
 use kedgefs::*;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -216,6 +218,25 @@ impl Failing {
     pub fn data(&self) -> FaultPlan {
         let start = self.superblock().geometry.data_start.0 * PAGE as u64;
         FaultPlan::new(1).only_in(start..SIZE)
+    }
+
+    /// A fault plan in which the leaf with this item cannot be read. The image is closed, or a
+    /// checkpoint was just written.
+    pub fn unreadable(&self, key: Key) -> FaultPlan {
+        let (image, geometry) = (self.sim.view(), self.superblock().geometry);
+        let bytes = image.bytes(0, SIZE as usize);
+        let nodes = (0..).zip((0..=bytes.len() - NODE_SIZE).step_by(PAGE));
+        // Of several versions of the leaf the last one is in use.
+        let leaf = nodes
+            .filter_map(|(block, place)| {
+                let node = &bytes[place..place + NODE_SIZE];
+                let generation = NodeView::trusted(node).generation();
+                let leaf = NodeView::check(node, &geometry.uuid, BlockNo(block), generation, 0).ok()?;
+                leaf.search(&key).is_ok().then_some((generation, place as u64))
+            })
+            .max();
+        let (_, place) = leaf.expect("a leaf has the item");
+        FaultPlan::new(1).bad_range(OpKind::Read, place..place + NODE_SIZE as u64, kedge_base::errno::EIO)
     }
 
     pub fn losses(&self) -> Option<u64> {
