@@ -81,7 +81,9 @@ impl Files {
             return Ok(());
         }
         let handle = match self.engine.begin(Need::record(Class::Normal).patches(1)) {
-            Err(Error::Engine(kedge_base::Error::NoSpace)) => return Ok(()),
+            Err(Error::Engine(e)) if matches!(e, kedge_base::Error::NoSpace) || e.is_host_full() => {
+                return Ok(());
+            }
             handle => handle?,
         };
         let mut changes = lock_metas(&[inode]);
