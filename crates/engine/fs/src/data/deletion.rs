@@ -197,7 +197,8 @@ impl Files {
         }
     }
 
-    /// Finishes what the orphan items of a tree require, before the tree is in use.
+    /// Finishes what the orphan items of a tree require, before the tree is in use. An item that
+    /// fails does not keep the others from being finished. Returns the first error.
     fn recover_orphans_of(&self, tree: u32, nameless: Nameless) -> Result<u64> {
         let mut found = Vec::new();
         self.engine.store().orphans(tree, &mut |key, value| {
@@ -205,19 +206,31 @@ impl Files {
             ControlFlow::Continue(())
         })?;
         let count = found.len() as u64;
-        for (ino, orphan) in found {
-            match orphan? {
-                Orphan::Unlinked if nameless == Nameless::Kept => self.orphans.add(ino, Named::Later),
-                Orphan::Unlinked => self.delete_orphan(ino)?,
-                Orphan::Truncate => {
-                    let inode = self.inodes.get(ino)?;
-                    let mut meta = inode.meta.lock();
-                    meta.shrinking = true;
-                    drop(meta);
-                    self.finish_truncate(&inode)?;
+        let mut results = Vec::new();
+        // Truncated files are marked first: a mark makes the next change of the file finish the
+        // truncate, and keeps the inode in memory, whatever fails below.
+        let mut truncated = Vec::new();
+        for (ino, orphan) in &found {
+            if matches!(orphan, Ok(Orphan::Truncate)) {
+                match self.inodes.get(*ino) {
+                    Ok(inode) => {
+                        inode.meta.lock().shrinking = true;
+                        truncated.push(inode);
+                    }
+                    Err(e) => results.push(Err(e)),
                 }
             }
         }
+        for (ino, orphan) in found {
+            match orphan {
+                Ok(Orphan::Unlinked) if nameless == Nameless::Kept => self.orphans.add(ino, Named::Later),
+                Ok(Orphan::Unlinked) => results.push(self.delete_orphan(ino)),
+                Ok(Orphan::Truncate) => {}
+                Err(e) => results.push(Err(e.into())),
+            }
+        }
+        results.extend(truncated.iter().map(|inode| self.finish_truncate(inode)));
+        results.into_iter().collect::<Result<()>>()?;
         Ok(count)
     }
 }
