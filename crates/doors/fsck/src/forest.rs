@@ -21,11 +21,11 @@ use crate::tree::{self, NodeRef};
 use crate::way::{Step, Way, is_head, point_of, steps};
 use crate::{Progress, paths};
 use kedge_base::{BlockNo, Generation, Ino};
-use kedge_format::Key;
 use kedge_format::limits::{LimitEntry, number_of as limit_of};
 use kedge_format::node::NODE_BLOCKS;
 use kedge_format::superblock::{CheckpointState, Superblock};
 use kedge_format::trees::{TreeEntry, TreeKind, number_of};
+use kedge_format::{FileKind, Key};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Checks the trees, and returns one state with the findings and blocks of all of them.
@@ -40,6 +40,7 @@ pub(crate) fn judge(
     let (entries, limits, mut all) = read_table(sb, reader, findings, progress);
     check_entries(&entries, sb, &mut all.findings);
     limits::check_entries(&limits, &entries, At::block(sb.block()), &mut all.findings);
+    let homes = homes(&entries);
     let mut own = all.owned.clone();
     let mut way = Way::new(groups);
     let mut steps = steps(&entries);
@@ -88,6 +89,9 @@ pub(crate) fn judge(
         if sb.geometry.has_limits() && in_use && state.lost.is_empty() {
             limits::compare(&limits, number, &state.tally, At::block(sb.block()), &mut state.findings);
         }
+        if in_use {
+            check_homes(homes.get(&number), &state, sb, &mut all.findings);
+        }
         own.add(&marks.blocks);
         all.owned.add(&state.owned);
         add(&mut all.counters, &state.counters);
@@ -118,6 +122,30 @@ pub(crate) fn judge(
     }
     finish(sb, reader, &mut all, progress);
     all
+}
+
+/// For each tree that contains names of others: the directories of these names, with the numbers of
+/// the named trees.
+fn homes(entries: &BTreeMap<u32, TreeEntry>) -> BTreeMap<u32, Vec<(Ino, u32)>> {
+    let mut homes: BTreeMap<u32, Vec<(Ino, u32)>> = BTreeMap::new();
+    for (number, entry) in entries.iter().filter(|(_, entry)| is_head(entry) && entry.dir.0 != 0) {
+        homes.entry(entry.dir.tree()).or_default().push((entry.dir.local(), *number));
+    }
+    homes
+}
+
+/// Checks that the directories of a tree exist that contain names of other trees.
+fn check_homes(homes: Option<&Vec<(Ino, u32)>>, state: &State, sb: &Superblock, findings: &mut Findings) {
+    for (dir, named) in homes.into_iter().flatten() {
+        let what = match state.facts.inode(dir.0).map(|inode| inode.kind) {
+            None if !state.lost.touches_inode(*dir) => "does not exist",
+            Some(Some(kind)) if kind != FileKind::Directory => "is no directory",
+            _ => continue,
+        };
+        findings.add(FindingKind::TreesBad, At::block(BlockNo(sb.block().0)), || {
+            format!("tree {named} is named in inode {dir}, which {what}")
+        });
+    }
 }
 
 /// Compares the blocks that a tree uses and does not own with the blocks of its point.

@@ -95,6 +95,10 @@ fn damage_of_the_table_is_found() {
     assert_eq!(found_after(3, |e| e.dir = Ino(1).in_tree(77)), bad);
     assert_eq!(found_after(3, |e| (e.dir, e.name) = (Ino::ROOT, b"fork".to_vec())), bad);
     assert!(found_after(3, |e| (e.dir, e.name) = (Ino(0), Vec::new())).is_superset(&bad));
+    // Directories that do not exist in the named tree, and a file: the first inode after the root.
+    assert_eq!(found_after(1, |e| e.dir = Ino(5000)), bad);
+    assert_eq!(found_after(3, |e| e.dir = Ino(5000).in_tree(1)), bad);
+    assert_eq!(found_after(3, |e| e.dir = Ino(2)), bad);
     // Marks above the newest birth or generation.
     assert!(found_after(1, |e| e.births_below = 1 << 20).is_superset(&bad));
     assert!(found_after(1, |e| e.nodes_below = Generation(1 << 40)).is_superset(&bad));

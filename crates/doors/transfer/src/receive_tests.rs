@@ -9,7 +9,8 @@ use kedge_device::sim::{Choice, SimDevice};
 use kedge_device::{Device, MemDevice};
 use kedge_fsck::{CheckOptions, StoreReplay};
 use kedgefs::{
-    FallocateMode, FileFlags, FileKind, FileSystem, Ino, MountOptions, Owner, RenameMode, SetAttr, XattrMode,
+    FallocateMode, FileFlags, FileKind, FileSystem, Ino, MountOptions, Owner, RenameMode, SetAttr, SetLimit,
+    XattrMode,
 };
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -222,6 +223,33 @@ fn all_kinds_of_files_arrive() {
     assert_eq!(to.tree_identity(root(&to, "first")).unwrap(), from.tree_identity(again).unwrap());
     assert_ne!(to.tree_identity(second).unwrap(), from.tree_identity(again).unwrap());
     check(&to, &device);
+}
+
+/// The received tree does not have the limits of the base: names move between the limits of a
+/// difference, and through the root.
+#[test]
+fn a_difference_from_a_snapshot_with_limits_arrives_without_them() {
+    let (fs, device) = make(64 * MIB, false);
+    let dir = fs.mkdir(Ino::ROOT, b"dir", 0o755, OWNER).unwrap().ino;
+    let below = fs.mkdir(dir, b"below", 0o755, OWNER).unwrap().ino;
+    put(&fs, dir, "file", &[1; 9000]);
+    put(&fs, below, "another", &[2; 9000]);
+    let limit = SetLimit { bytes: Some(Some(64 << 10)), files: Some(Some(6)) };
+    fs.set_limit(below, limit).unwrap();
+    fs.set_limit(dir, limit).unwrap();
+    let first = snapshot(&fs, Ino::ROOT, "first");
+    fs.rename(dir, b"file", dir, b"renamed", RenameMode::Replace).unwrap();
+    fs.rename(dir, b"below", dir, b"moved", RenameMode::Replace).unwrap();
+    let new = fs.mkdir(below, b"new", 0o755, OWNER).unwrap().ino;
+    put(&fs, new, "file", &[3; 9000]);
+    let second = snapshot(&fs, Ino::ROOT, "second");
+    let stream = sent(&fs, second, Some(first), &Options { mark_bytes: 1000, resume: None });
+    receive(&fs, Ino::ROOT, Some(b"third"), &stream[..], false, &|_| {}).unwrap();
+    let third = root(&fs, "third");
+    same(&fs, second, &fs, third, "third");
+    let limits = |root: Ino| fs.limits().iter().filter(|limit| limit.dir.tree() == root.tree()).count();
+    assert_eq!((limits(second), limits(third)), (2, 0));
+    check(&fs, &device);
 }
 
 #[test]

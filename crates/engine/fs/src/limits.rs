@@ -200,7 +200,7 @@ impl Fs {
             return Err(Error::Invalid("more than 32 limits would be inside one another"));
         }
         let id = store.begin_limit(dir.ino, parent)?;
-        let done = self.assign_all(id, &below).and_then(|()| {
+        let done = self.assign_all(id.number, &below).and_then(|()| {
             let mut entry = store.limit(id).ok_or(Error::NotFound)?.entry;
             (entry.parent, entry.blocks_max, entry.inodes_max) = (parent, None, None);
             change.apply(&mut entry)?;
@@ -301,16 +301,30 @@ impl Fs {
         }
     }
 
-    /// Assigns the number of the limit to the inodes, in records of bounded length.
-    fn assign_all(&self, id: LimitId, below: &Below) -> Result<()> {
+    /// Makes no inode of a tree count for a limit. The limits then leave the table by themselves.
+    /// No other thread changes the tree.
+    pub(crate) fn drop_limits(&self, root: Ino) -> Result<()> {
+        let _inside = self.engine().gate().change();
+        let store = self.engine().store();
+        for LimitState { id, entry, .. } in store.limits() {
+            // A limit without inodes belongs to a deleted directory.
+            if store.same_tree(Ino::ROOT.in_tree(id.tree), root) && entry.inodes > 0 {
+                self.assign_all(0, &self.below(entry.dir.in_tree(id.tree))?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Assigns the number of a limit, or 0 for none, to the inodes, in records of bounded length.
+    fn assign_all(&self, number: u32, below: &Below) -> Result<()> {
         for part in below.inodes.chunks(ASSIGNED_AT_ONCE) {
             let handle = self.engine().begin(Need::record(Class::Normal).patches(part.len()))?;
             let inodes: Vec<Arc<Inode>> =
                 part.iter().map(|ino| self.inodes().get(*ino)).collect::<Result<_>>()?;
             let of: Vec<&Inode> = inodes.iter().map(|inode| &**inode).collect();
             let mut changes = lock_metas(&of);
-            for change in changes.iter_mut().filter(|change| change.core.limit != id.number) {
-                change.set(InodeMask::LIMIT, |core| core.limit = id.number);
+            for change in changes.iter_mut().filter(|change| change.core.limit != number) {
+                change.set(InodeMask::LIMIT, |core| core.limit = number);
             }
             changes.retain(|change| !change.mask.is_empty());
             if !changes.is_empty() {

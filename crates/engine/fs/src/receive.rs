@@ -77,7 +77,8 @@ impl FileSystem {
     }
 
     /// Starts to fill a tree with the preliminary name `name` in `dir`: an empty tree, or a fork of
-    /// the snapshot `base`. Only the result can change the tree until it is complete.
+    /// the snapshot `base` without its limits. Only the result can change the tree until it is
+    /// complete. Without limits any name can move within the tree, and nothing is over a maximum.
     ///
     /// # Errors
     /// As for [`FileSystem::fork`].
@@ -86,7 +87,16 @@ impl FileSystem {
             Some(base) => self.fork(base, dir, name, true)?.ino,
             None => self.fs.create_tree(dir, name)?,
         };
-        Ok(Receiving { fs: self.clone(), root, dir, name: name.to_vec() })
+        let tree = Receiving { fs: self.clone(), root, dir, name: name.to_vec() };
+        if self.fs.engine().store().has_limits()
+            && let Err(e) = self.fs.drop_limits(root)
+        {
+            if let Err(left) = tree.abandon() {
+                tracing::warn!("the unfinished tree of a receive stays: {left}");
+            }
+            return Err(e);
+        }
+        Ok(tree)
     }
 
     /// Returns the last [`Receiving::note`] of a tree that [`FileSystem::receive`] began, to

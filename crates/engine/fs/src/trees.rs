@@ -272,6 +272,11 @@ impl Fs {
             if done.is_ok() || old != replacing.before() {
                 self.forget_tree(Ino::ROOT);
                 gone.into_iter().for_each(|root| self.forget_tree(root));
+                for Renamed { root, dir, .. } in &names {
+                    if let Some(inode) = self.inodes().cached(*root) {
+                        inode.meta.lock().core.parent = *dir;
+                    }
+                }
                 replacing.done(old);
             }
             drop(replacing);

@@ -113,6 +113,7 @@ pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatPar
         generation: FIRST,
         next_ino: next,
         inodes: 1,
+        stops_records: false,
     };
     let state = cut.state(Epoch(0), true, now.sec, None);
     write_checkpoint(&*device, &geometry, &cut, state, &|_| FULL)?;

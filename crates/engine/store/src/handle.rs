@@ -56,6 +56,8 @@ fn node_class(class: Class) -> NodeClass {
 
 impl Store {
     /// Reserves what an operation may need. Waits for a checkpoint if log or node space is short.
+    /// Fails with the error of the image's host while the host has no space for a change of the
+    /// table of trees that no record may follow.
     /// Must be called before any inode lock is taken, since the checkpoint that frees the space
     /// takes inode locks.
     pub fn begin(&self, need: Need) -> Result<Handle<'_>> {
@@ -79,6 +81,7 @@ impl Store {
             return self.begin_in_checkpoint(need, least);
         }
         assert_may_wait(Rank::LogReservation);
+        self.check_records_allowed()?;
         // Operations that free space are never refused.
         if need.class == Class::Normal && kedge_base::broken::refusal::should_fail() {
             return Err(Error::NoSpace);
@@ -260,6 +263,7 @@ impl Handle<'_> {
         let _pins = if store.forest.is_in_memory() { None } else { Some(store.forest.pin(&keys)?) };
         let guard = store.guard.enter();
         store.check_alive()?;
+        debug_assert!(!store.checkpoint.stops_records(), "no record may follow the deferred cut");
         let mut poison = Poison(Some(store));
         let left = self.log.bytes_left() - bytes.len() as u64;
         trace::note(|| Event::Commits(commits_of(&decoded)));

@@ -370,9 +370,14 @@ impl Store {
     }
 
     /// Writes the cut of a deferred checkpoint, if there is one: before a tree is read from the
-    /// device, the nodes that its entry names must be there.
+    /// device, the nodes that its entry names must be there. Any cut may have given new roots to
+    /// entries, not only one that changes the table.
     pub(crate) fn write_deferred(&self) -> Result<()> {
-        if self.forest.is_unwritten() { self.checkpoint(CheckpointCause::Request) } else { Ok(()) }
+        if self.checkpoint.has_deferred() || self.forest.is_unwritten() {
+            self.checkpoint(CheckpointCause::Request)
+        } else {
+            Ok(())
+        }
     }
 
     // ----- freeing -----

@@ -20,7 +20,9 @@ impl FileSystem {
     /// # Errors
     /// EINVAL: `source` is not the root of a tree. EEXIST: the name exists. EROFS: `dir` is in a
     /// snapshot. ENOSPC: the image or its host has no space for the table of trees; if the host
-    /// becomes full during the call, the fork may exist, and is durable once the host has space.
+    /// becomes full during the call, the fork may exist. It is durable once the host has space, and
+    /// until then each change of the file system fails with ENOSPC. A crash before that undoes the
+    /// fork.
     /// EBUSY: the file system is frozen, or another fork is in progress.
     pub fn fork(&self, source: Ino, dir: Ino, name: &[u8], read_only: bool) -> Result<Attr> {
         self.timed(OpKind::fork, |fs| fs.fork(source, dir, name, read_only))
@@ -32,8 +34,9 @@ impl FileSystem {
     /// # Errors
     /// ENOENT: no tree has this name. ENOTEMPTY: the tree contains the name of another tree. EPERM:
     /// `dir` is immutable or append-only.
-    /// ENOSPC: the host of the image is full; the name is gone, and durably so once the host has
-    /// space.
+    /// ENOSPC: the host of the image is full. The name is gone, and durably so once the host has
+    /// space; until then each change of the file system fails with ENOSPC. A crash before that
+    /// brings the tree back.
     pub fn delete_tree(&self, dir: Ino, name: &[u8]) -> Result<()> {
         self.delete_tree_if(dir, name, Deletion::Any)
     }

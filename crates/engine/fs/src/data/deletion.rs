@@ -226,7 +226,8 @@ impl Files {
     }
 
     /// Finishes what the orphan items of a tree require, before the tree is in use. What fails is
-    /// finished later, so that one damaged file does not keep the file system from being opened.
+    /// finished later, so that one damaged file does not keep the file system from being opened,
+    /// nor the other items from being finished.
     ///
     /// # Crash argument
     /// After a failure the orphan item is still there, and the state is that after the same failure
@@ -243,25 +244,38 @@ impl Files {
             ControlFlow::Continue(())
         })?;
         let count = found.len() as u64;
-        for (ino, orphan) in found {
-            match orphan? {
-                Orphan::Unlinked if nameless == Nameless::Kept => self.orphans.add(ino, Named::Later),
-                Orphan::Unlinked => self.delete_or_retry(ino)?,
-                Orphan::Truncate => {
-                    let inode = self.inodes.get(ino)?;
-                    let mut meta = inode.meta.lock();
-                    meta.shrinking = true;
-                    drop(meta);
-                    if self.engine.gate().phase() == Phase::Frozen {
-                        continue;
+        let mut results = Vec::new();
+        // Truncated files are marked first: a mark makes the next change of the file finish the
+        // truncate, and keeps the inode in memory, whatever fails below.
+        let mut truncated = Vec::new();
+        for (ino, orphan) in &found {
+            if matches!(orphan, Ok(Orphan::Truncate)) {
+                match self.inodes.get(*ino) {
+                    Ok(inode) => {
+                        inode.meta.lock().shrinking = true;
+                        truncated.push(inode);
                     }
-                    if let Err(e) = self.finish_truncate(&inode) {
-                        self.engine.store().check_alive()?;
-                        tracing::warn!("the truncate of inode {ino} is finished later: {e}");
-                    }
+                    Err(e) => results.push(Err(e)),
                 }
             }
         }
+        for (ino, orphan) in found {
+            match orphan {
+                Ok(Orphan::Unlinked) if nameless == Nameless::Kept => self.orphans.add(ino, Named::Later),
+                Ok(Orphan::Unlinked) => results.push(self.delete_or_retry(ino)),
+                Ok(Orphan::Truncate) => {}
+                Err(e) => results.push(Err(e.into())),
+            }
+        }
+        if self.engine.gate().phase() != Phase::Frozen {
+            for inode in &truncated {
+                if let Err(e) = self.finish_truncate(inode) {
+                    self.engine.store().check_alive()?;
+                    tracing::warn!("the truncate of inode {} is finished later: {e}", inode.ino);
+                }
+            }
+        }
+        results.into_iter().collect::<Result<()>>()?;
         Ok(count)
     }
 }

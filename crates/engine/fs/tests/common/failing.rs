@@ -6,6 +6,7 @@ use kedge_device::sim::{Choice, FaultPlan, OpKind, SimDevice};
 use kedge_device::{Completion, CompletionSink, Device, DeviceStats, Geometry, MemDevice, Op, Request};
 use kedge_format::Key;
 use kedge_format::node::{NODE_SIZE, NodeView};
+use kedge_format::superblock::SLOTS;
 use kedgefs::*;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,6 +28,10 @@ struct Refusing {
 #[derive(Default)]
 struct Host {
     full: AtomicBool,
+    /// Whether the host reports free space nevertheless, because only a quota is used up.
+    over_quota: AtomicBool,
+    /// Whether a quota is used up after the next write of a superblock slot.
+    full_after_slot: AtomicBool,
     /// Whether the flush of a durable write fails, instead of the write.
     fails_in_flush: AtomicBool,
     /// Byte range of the log, for which the host always has space.
@@ -37,12 +42,11 @@ struct Host {
 impl Refusing {
     fn check(&self, offset: u64, buf: &IoBuf) -> kedge_base::Result<()> {
         if self.host.full.load(Ordering::SeqCst) && !self.host.log.contains(&offset) {
-            return Err(kedge_base::Error::Io {
-                op: "write",
-                offset,
-                len: buf.len() as u64,
-                errno: kedge_base::errno::ENOSPC,
-            });
+            let errno = match self.host.over_quota.load(Ordering::SeqCst) {
+                true => kedge_base::errno::EDQUOT,
+                false => kedge_base::errno::ENOSPC,
+            };
+            return Err(kedge_base::Error::Io { op: "write", offset, len: buf.len() as u64, errno });
         }
         let marked = buf.as_bytes().chunks_exact(PAGE).any(|block| block.starts_with(MARK));
         if marked && self.refuses.load(Ordering::SeqCst) {
@@ -84,7 +88,13 @@ impl Device for Refusing {
 
     fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> kedge_base::Result<()> {
         self.check(offset, buf)?;
-        self.sim.write(offset, buf, fua)
+        self.sim.write(offset, buf, fua)?;
+        let slot = SLOTS.iter().any(|slot| slot.byte_offset() == offset);
+        if slot && self.host.full_after_slot.swap(false, Ordering::SeqCst) {
+            self.host.over_quota.store(true, Ordering::SeqCst);
+            self.host.full.store(true, Ordering::SeqCst);
+        }
+        Ok(())
     }
 
     fn flush(&self) -> kedge_base::Result<()> {
@@ -103,7 +113,8 @@ impl Device for Refusing {
     }
 
     fn host_free(&self) -> Option<u64> {
-        self.host.full.load(Ordering::SeqCst).then_some(0)
+        let free = if self.host.over_quota.load(Ordering::SeqCst) { SIZE } else { 0 };
+        self.host.full.load(Ordering::SeqCst).then_some(free)
     }
 
     fn first_hole(&self, offset: u64, _len: u64) -> Option<u64> {
@@ -203,6 +214,22 @@ impl Failing {
     /// While `full`, the host of the image has space only for the log.
     pub fn host_full(&self, full: bool) {
         self.host.full.store(full, Ordering::SeqCst);
+    }
+
+    /// While `used_up`, the host refuses writes as if it were full, and reports free space.
+    pub fn quota_used_up(&self, used_up: bool) {
+        self.host.over_quota.store(used_up, Ordering::SeqCst);
+        self.host_full(used_up);
+    }
+
+    /// [`Failing::quota_used_up`] after the next checkpoint.
+    pub fn quota_used_up_after_checkpoint(&self) {
+        self.host.full_after_slot.store(true, Ordering::SeqCst);
+    }
+
+    /// The contents after a power failure that loses everything not durable.
+    pub fn durable_copy(&self) -> Arc<MemDevice> {
+        Arc::new(self.sim.crash_as(Choice::None))
     }
 
     /// Sets a function that is called at each discard. May be set once.

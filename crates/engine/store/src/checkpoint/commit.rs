@@ -47,6 +47,11 @@ impl Store {
             self.log.advance_tail(cut.tail);
         }
         let mut retry = *self.checkpoint.retry.lock();
+        if cause.is_requested() && self.checkpoint.has_deferred() {
+            // A caller has waited for space for this cut already. Each further caller, of which
+            // there may be many, has it tried once.
+            retry.tries = 0;
+        }
         let (nodes, bytes) = loop {
             pace.expect((cut.nodes() * NODE_SIZE) as u64);
             let wrote = |bytes| pace.wrote(bytes);
@@ -54,6 +59,7 @@ impl Store {
                 Err(e) => match self.on_host_full(cause, &e, &mut retry) {
                     HostFull::TryAgain => {}
                     HostFull::Deferred => {
+                        self.checkpoint.set_deferred(Some(&cut));
                         *unwritten = Some(cut);
                         return Err(e);
                     }
@@ -82,6 +88,7 @@ impl Store {
         self.alloc.checkpoint_durable(cut.generation);
         self.alloc.durable(self.log.durable_lsn());
         Cut::trees_written(&self.forest, (cut.first, cut.tree, cut.forest));
+        self.checkpoint.set_deferred(None);
         self.log.advance_tail(cut.tail);
         self.checkpoint.durable_lsn.store(cut.lsn.0, Ordering::Release);
         Ok(())

@@ -60,6 +60,10 @@ pub(crate) struct Control {
     /// Whether the image is frozen: it is clean, and no checkpoint is made. Changed with `single`
     /// held.
     frozen: AtomicBool,
+    /// Whether the cut of a deferred checkpoint is not durable yet, and (`stops_records`) whether
+    /// no record may follow it. Changed with `single` held.
+    deferred: AtomicBool,
+    stops_records: AtomicBool,
 }
 
 impl Control {
@@ -81,7 +85,26 @@ impl Control {
             closing: AtomicBool::new(false),
             hurry: Hurry::new(),
             frozen: AtomicBool::new(false),
+            deferred: AtomicBool::new(false),
+            stops_records: AtomicBool::new(false),
         }
+    }
+
+    /// Whether the cut of a deferred checkpoint is not durable yet.
+    pub(crate) fn has_deferred(&self) -> bool {
+        self.deferred.load(Ordering::Acquire)
+    }
+
+    /// Whether such a cut changes the table of trees in a way that later records rely on: see
+    /// [`super::table`].
+    pub(crate) fn stops_records(&self) -> bool {
+        self.stops_records.load(Ordering::Acquire)
+    }
+
+    /// Records that this cut is deferred, or with `None` that no cut is. The caller holds `single`.
+    pub(crate) fn set_deferred(&self, cut: Option<&Cut>) {
+        self.stops_records.store(cut.is_some_and(|cut| cut.stops_records), Ordering::Release);
+        self.deferred.store(cut.is_some(), Ordering::Release);
     }
 
     pub(crate) fn is_frozen(&self) -> bool {

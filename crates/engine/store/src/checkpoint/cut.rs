@@ -25,6 +25,9 @@ pub(crate) struct Cut {
     pub generation: Generation,
     pub next_ino: Ino,
     pub inodes: u64,
+    /// Whether no record may be appended after this cut before its checkpoint is durable: see
+    /// [`super::table`].
+    pub stops_records: bool,
 }
 
 impl Cut {
@@ -38,6 +41,7 @@ impl Cut {
         lsn: Lsn,
         tail: Lsn,
     ) -> Result<Cut> {
+        let stops_records = forest.change_heads(changes);
         let first = forest.first().shared();
         let tree = first.tree.freeze();
         // A change of the table takes nodes, so the allocator is frozen after it.
@@ -64,6 +68,7 @@ impl Cut {
             generation: Generation(generation.fetch_add(1, Ordering::Relaxed)),
             next_ino: Ino(counters.next_ino.load(Ordering::Relaxed)),
             inodes: counters.inodes.load(Ordering::Relaxed),
+            stops_records,
         })
     }
 

@@ -16,7 +16,9 @@
 //! A checkpoint that finds no space on the image's host writes the same blocks again later
 //! (`commit`). For a crash that is one checkpoint that takes longer. The same holds if its caller
 //! gets the error meanwhile: the next checkpoint first writes these blocks, before it makes a cut
-//! of its own.
+//! of its own. The log above the cut is replayed onto the checkpoint before, as the log below it
+//! is. That would be wrong where the cut also changes the table of trees, which no record does; so
+//! no record follows such a cut (`table`).
 //!
 //! # Life of a checkpoint
 //! | step | where |

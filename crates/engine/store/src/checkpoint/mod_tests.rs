@@ -4,12 +4,15 @@ use super::*;
 use crate::forest::Change;
 use crate::slots::read_superblock;
 use crate::test_images::formatted;
-use crate::{Class, Need, OpenOptions, Store};
+use crate::{Class, Need, OpenOptions, Reclaimed, Store};
 use kedge_base::lock::{Mutex, Rank};
-use kedge_base::{BLOCK_SIZE, BlockNo, Clock, Error, Ino, IoBuf, Lsn, ManualClock, Result, errno};
+use kedge_base::{
+    BLOCK_SIZE, BlockNo, Clock, Error, Generation, Ino, IoBuf, Lsn, ManualClock, Result, errno,
+};
 use kedge_device::{Device, Op};
 use kedge_format::node::NODE_BLOCKS;
 use kedge_format::superblock::{CheckpointState, Losses, SLOTS, Superblock};
+use kedge_format::trees::TreeEntry;
 use kedge_log::ForceCause;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -300,11 +303,16 @@ fn on_host(tries: u32) -> (Arc<OnHost>, Arc<Store>) {
 }
 
 fn put(store: &Store, number: u64) {
+    try_put(store, key(number)).unwrap();
+}
+
+fn try_put(store: &Store, key: kedge_format::Key) -> Result<()> {
     use kedge_format::record::{RecordBuilder, RecordOp};
     let mut record = RecordBuilder::new(RecordOp::Xattr);
-    record.put(key(number), &[number as u8; 50]);
+    record.put(key, &[key.offset as u8; 50]);
     let need = Need { log_bytes: 1000, changes: 0, puts: 1, neighbours: 0, trees: 1, class: Class::Normal };
-    store.begin(need).unwrap().commit(record).unwrap();
+    store.begin(need)?.commit(record)?;
+    Ok(())
 }
 
 fn key(number: u64) -> kedge_format::Key {
@@ -549,6 +557,123 @@ fn the_nodes_of_the_table_of_trees_move() {
     assert_ne!(root(), first);
     store.close().unwrap();
     assert!(reopened(&device).tree_named(Ino::ROOT, b"fork").is_some());
+}
+
+fn fork_root(store: &Store) -> Ino {
+    store.fork(Ino::ROOT, Ino::ROOT, b"fork", false).unwrap()
+}
+
+/// What the table says of the trees, except for their roots and counters.
+fn shape(store: &Store) -> Vec<(u32, TreeEntry)> {
+    let entry = |entry: TreeEntry| TreeEntry {
+        root: BlockNo(0),
+        root_generation: Generation(0),
+        root_level: 0,
+        nodes: 0,
+        next_ino: 0,
+        inodes: 0,
+        ..entry
+    };
+    store.trees().into_iter().map(|(number, of)| (number, entry(of))).collect()
+}
+
+/// Recovery would apply the records to the trees of the checkpoint before. They continue when the
+/// host has space; a crash before that undoes the change.
+#[test]
+fn no_record_follows_a_deferred_cut_that_concerns_trees_in_use() {
+    type Change = fn(&Store, Ino) -> Result<()>;
+    let fork: Change = |store, _| store.fork(Ino::ROOT, Ino::ROOT, b"new", false).map(drop);
+    let delete: Change = |store, fork| store.delete_tree(fork);
+    let name: Change = |store, fork| store.name_tree(fork, Ino::ROOT, b"renamed", false);
+    let first: Change = |store, fork| store.replace_first(fork, false, &[]).map(drop);
+    let merge: Change = |store, _| store.reclaim(true).map(drop);
+    // The last two make a checkpoint before that of the change.
+    let changes = [
+        ("fork", fork, false),
+        ("delete", delete, false),
+        ("name", name, false),
+        ("first", first, true),
+        ("merge", merge, true),
+    ];
+    for ((what, change, second), crashes) in changes.into_iter().flat_map(|c| [(c, true), (c, false)]) {
+        let (device, store) = on_host(3);
+        put(&store, 1);
+        let fork = fork_root(&store);
+        put(&store, 2);
+        if what == "merge" {
+            store.delete_tree(fork).unwrap();
+            while store.reclaim(false).unwrap() != Reclaimed::NeedsQuiet {}
+        }
+        store.checkpoint(CheckpointCause::Request).unwrap();
+        let before = shape(&store);
+        match second {
+            true => *device.fails_once.lock() = Some(Fails::AfterSlot),
+            false => device.full.store(true, Ordering::SeqCst),
+        }
+        assert_eq!(change(&store, fork).unwrap_err().errno(), 28, "{what}");
+        store.check_alive().unwrap();
+        assert_ne!(shape(&store), before, "{what}: it is visible");
+        let head = store.head_lsn();
+        for number in [3, 4] {
+            let tried = try_put(&store, key(number));
+            assert!(tried.as_ref().is_err_and(|e| e.errno() == 28), "{what}: {tried:?}");
+        }
+        assert_eq!(store.head_lsn(), head, "{what}");
+        store.force(Lsn(u64::MAX), ForceCause::Sync).unwrap();
+        device.full.store(false, Ordering::SeqCst);
+        let device: Arc<dyn Device> = device;
+        let store = match crashes {
+            true => {
+                drop(store);
+                let store = reopened(&device);
+                assert_eq!(shape(&store), before, "{what}: undone");
+                store
+            }
+            false => store,
+        };
+        put(&store, 3);
+        assert!(crashes || shape(&store) != before);
+        store.close().unwrap();
+        drop(store);
+        let store = reopened(&device);
+        for number in [1, 3] {
+            assert!(store.get(key(number)).unwrap().is_some(), "{what}: {number}");
+        }
+        store.close().unwrap();
+    }
+}
+
+/// No record concerns a dying tree.
+#[test]
+fn records_follow_a_deferred_cut_that_frees_a_dying_tree() {
+    let (device, store) = on_host(3);
+    put(&store, 1);
+    store.delete_tree(fork_root(&store)).unwrap();
+    device.full.store(true, Ordering::SeqCst);
+    assert_eq!(store.reclaim(false).unwrap_err().errno(), 28);
+    put(&store, 2);
+    store.force(Lsn(u64::MAX), ForceCause::Sync).unwrap();
+    device.full.store(false, Ordering::SeqCst);
+    drop(store);
+    let store = reopened(&(device as Arc<dyn Device>));
+    assert!(store.has_work_for_reclaim() && store.get(key(2)).unwrap().is_some());
+    while store.reclaim(true).unwrap() != Reclaimed::Nothing {}
+    store.close().unwrap();
+}
+
+/// The cut gives the fork's entry a root that is not on the device yet.
+#[test]
+fn the_use_of_a_tree_is_not_measured_before_a_deferred_cut_is_written() {
+    let (device, store) = on_host(3);
+    put(&store, 1);
+    let root = fork_root(&store);
+    try_put(&store, kedge_format::Key::new(root, kedge_format::ItemKind::Xattr, 2)).unwrap();
+    device.full.store(true, Ordering::SeqCst);
+    assert_eq!(store.checkpoint(CheckpointCause::Request).unwrap_err().errno(), 28);
+    assert_eq!(store.tree_use(root).unwrap_err().errno(), 28);
+    device.full.store(false, Ordering::SeqCst);
+    assert!(store.tree_use(root).unwrap().nodes > 0);
+    store.close().unwrap();
 }
 
 #[test]

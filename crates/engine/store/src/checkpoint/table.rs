@@ -6,6 +6,20 @@
 //! error, although a later checkpoint will complete the change. To avoid that, a change that adds
 //! trees is refused before its cut if the host may lack the space. A change that adds none is tried
 //! in any case, since the deletion of a tree gives space back.
+//!
+//! # No record follows a deferred cut
+//! The log has no record of a change of the table. A record after the cut relies on the change: on
+//! the marks that decide what it frees, or on a name that is gone. After a crash before the
+//! checkpoint is durable, recovery would apply that record to the trees of the checkpoint before.
+//! So while a cut that concerns trees in use is deferred, no record is appended. An operation that
+//! would append one first tries to write the cut, and fails as its caller did if the host still has
+//! no space. No handle is held from before the cut, because the callers of such changes stop all
+//! changes of files until the cut is durable or deferred. Nothing waits for the host without a
+//! limit: each attempt is one write of the cut.
+//!
+//! What concerns no tree in use needs none of this, and is made while operations run: freeing what
+//! a dying tree or a point owns, and moving nodes of the table. No record names these blocks before
+//! the checkpoint is durable.
 
 use super::cause::{By, CheckpointCause, Freed, Kind};
 use crate::forest::Change;
@@ -31,9 +45,23 @@ impl Store {
         }
     }
 
+    /// Called before an operation reserves space for a record. If a deferred cut stops records,
+    /// makes a checkpoint, which writes that cut first. Fails if the host still has no space.
+    pub(crate) fn check_records_allowed(&self) -> Result<()> {
+        while self.checkpoint.stops_records() {
+            self.checkpoint(CheckpointCause::Request)?;
+        }
+        Ok(())
+    }
+
+    /// Whether no record can be appended until the host has space for a change of the table.
+    pub fn stops_records(&self) -> bool {
+        self.checkpoint.stops_records()
+    }
+
     /// Runs a checkpoint that changes the table. `more`: number of entries that it adds. After an
     /// error the change is not made. The exception: if the host of the image became full meanwhile,
-    /// a later checkpoint makes the change durable.
+    /// a later checkpoint makes the change durable, and a crash before it undoes the change.
     pub(crate) fn change_trees(&self, changes: &[Change], freed: &Freed, more: u32) -> Result<()> {
         if self.read_only {
             return Err(Error::ReadOnly);

@@ -71,6 +71,27 @@ impl FrozenForest {
 }
 
 impl Forest {
+    /// Whether the changes concern a tree in use: its marks, its name, its limits or its contents.
+    /// Changes of files are stopped when such changes are made. Called before the changes.
+    pub(crate) fn change_heads(&self, changes: &[Change]) -> bool {
+        let state = self.state.read();
+        let is_head = |number: u32| {
+            number == 0 || state.entries.get(&number).is_some_and(|entry| entry.kind == TreeKind::Head)
+        };
+        changes.iter().any(|change| match change {
+            Change::FreedBelow { .. } | Change::Vacate { .. } => false,
+            Change::Dying { number } => is_head(*number),
+            Change::Drop { number } => state.entries.heirs(*number).any(is_head),
+            Change::Fork { .. }
+            | Change::Create { .. }
+            | Change::Point { .. }
+            | Change::Name { .. }
+            | Change::First { .. }
+            | Change::Limit { .. }
+            | Change::Nest { .. } => true,
+        })
+    }
+
     /// Makes an open tree with an empty root directory, which the next cut adds.
     fn create(&self, number: u32, core: &InodeCore) -> Result<Arc<Member>> {
         let marks = Arc::new(Marks::default());

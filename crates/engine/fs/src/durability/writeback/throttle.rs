@@ -58,6 +58,10 @@ impl Writeback {
     /// another file's data.
     fn helped_in_vain(&self, times: u32, e: Error) -> Result<()> {
         self.engine.store().check_alive()?;
+        // The reason is no file's: no data at all can be written before the host has space.
+        if matches!(&e, Error::Engine(e) if e.is_host_full()) && self.engine.store().stops_records() {
+            return Err(e);
+        }
         self.engine.clock().sleep(VAIN_REST * (1 << times.min(VAIN_MAX)));
         if times < VAIN_MAX || !self.budget.over_hard() {
             return Ok(());
