@@ -55,6 +55,9 @@ pub struct Model {
     /// A size that a write set needs the smaller sizes before it: a file may be too short, but it
     /// has no holes of zeros.
     pub size_in_order: bool,
+    /// A truncate or fallocate that keeps or enlarges the size needs the last size that a write set
+    /// before it.
+    pub growth_needs_size: bool,
     /// A rename over an existing file needs the bytes and sizes written to the renamed file before.
     pub rename_needs_data: bool,
     /// fsync of a file or directory persists the inode's own names too.
@@ -93,6 +96,7 @@ const KEDGEFS: Model = Model {
     size_needs_data: true,
     size_in_old_block_needs_data: true,
     size_in_order: true,
+    growth_needs_size: true,
     rename_needs_data: false,
     fsync_keeps_names: true,
     torn_pages: true,
@@ -114,6 +118,7 @@ pub(crate) const STRICT: Model = Model {
     size_needs_data: true,
     size_in_old_block_needs_data: true,
     size_in_order: true,
+    growth_needs_size: true,
     rename_needs_data: true,
     fsync_keeps_names: true,
     torn_pages: true,
@@ -161,6 +166,7 @@ const EXT4_ORDERED: Model = Model {
     about: "ext4 data=ordered by its documentation: new blocks after their bytes, replace by rename keeps the bytes",
     size_in_old_block_needs_data: false,
     size_in_order: false,
+    growth_needs_size: false,
     rename_needs_data: true,
     cut_zeroes_first: true,
     zeroes_in_place: true,
@@ -203,6 +209,12 @@ const EXT4_WRITEBACK: Model = Model {
 /// bytes that are written. There is no rule for replace by rename. A zero range punches a hole and
 /// allocates other blocks (fs/xfs/xfs_file.c, xfs_falloc_zero_range).
 ///
+/// A truncate or fallocate to a size that is not below the present one writes the bytes from the
+/// size on disk to the new size, and waits, before it logs the new size (fs/xfs/xfs_iops.c,
+/// xfs_setattr_size). So the page that ends the file then has its bytes. Pages before it need not:
+/// if that page was written first, the size on disk is already the present one, and nothing is
+/// waited for.
+///
 /// Sources: one log, replayed in order whatever the order of the writes: Linux
 /// Documentation/filesystems/xfs/xfs-delayed-logging-design.rst; D. Chinner, linux-fsdevel,
 /// February 2019 (spinics msg139771). That message promises less than the code does: an fsync
@@ -214,6 +226,7 @@ const XFS: Model = Model {
     name: "xfs",
     about: "XFS: metadata in order, each size after its bytes, no rule for replace by rename",
     size_in_old_block_needs_data: true,
+    growth_needs_size: true,
     rename_needs_data: false,
     zeroes_in_place: false,
     ..EXT4_ORDERED
@@ -242,6 +255,7 @@ const BTRFS: Model = Model {
     size_needs_data: true,
     size_in_old_block_needs_data: true,
     size_in_order: false,
+    growth_needs_size: false,
     rename_needs_data: false,
     fsync_keeps_names: true,
     torn_pages: false,
@@ -268,6 +282,7 @@ const POSIX: Model = Model {
     size_needs_data: false,
     size_in_old_block_needs_data: false,
     size_in_order: false,
+    growth_needs_size: false,
     rename_needs_data: false,
     fsync_keeps_names: false,
     torn_pages: true,

@@ -457,7 +457,7 @@ impl Splitter {
         let (old, first) = (self.of(ino).size, size.div_ceil(PAGE as u64));
         self.zero_part(ino, size..old.min(pages_bytes(0..first).end));
         let mut needs = self.needs(ino, |k| [k.barrier.or(k.inode)]);
-        if self.model.size_in_order {
+        if self.model.size_in_order || self.model.growth_needs_size && size >= old {
             needs.extend(self.of(ino).grown);
         }
         let n = self.push(Edit::Truncate { ino, size }, needs);
