@@ -18,7 +18,7 @@ use crate::beneath::{self, Beneath};
 use crate::edit::Edit;
 use crate::leftovers::{self, DIR_VARIABLE};
 use crate::loops::{self, DEVICE_FILE, DEVICE_VARIABLE, Loop};
-use crate::observed::{Observed, read_tree, without};
+use crate::observed::{IsWanted, Observed, read_tree, without};
 use crate::run::{Case, Checker, Verdict};
 use crate::state::{Body, FileBody, Node, State};
 use crate::workdir::{WorkDir, clear};
@@ -26,7 +26,7 @@ use kedge_base::{Clock, SystemClock};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::process::{Gid, Pid, Signal, Uid, kill_process_group};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -136,12 +136,12 @@ impl CommandChecker {
         self.with_room(self.verdict(&end, &tail(&output)?))
     }
 
-    /// Runs the command on a state. Returns what the command shows, or the verdict if it did not
-    /// end by itself.
+    /// Runs the command on a state. Returns what the command shows, with those files for which
+    /// `is_wanted` returns true, or the verdict if the command did not end by itself.
     pub(crate) fn observe(
         &self,
         case: &Case<'_>,
-        is_tree_wanted: bool,
+        is_wanted: Option<IsWanted<'_>>,
     ) -> io::Result<Result<Observed, Verdict>> {
         let made = self.make(case)?;
         let root = &made.0;
@@ -156,7 +156,7 @@ impl CommandChecker {
         };
         let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(-1);
         let dir = root.join("state");
-        let tree = if is_tree_wanted { read_tree(&dir)? } else { BTreeMap::new() };
+        let tree = is_wanted.map(|is_wanted| read_tree(&dir, is_wanted)).transpose()?.unwrap_or_default();
         // Replace the name of the directory: each of the parallel checkers has its own.
         let out = without(&fs::read(root.join("output"))?, dir.as_os_str().as_bytes());
         let last_line = said.lines().last().unwrap_or_default().to_owned();

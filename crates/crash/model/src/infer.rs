@@ -166,7 +166,12 @@ impl InferChecker {
         let state = self.history.state(&recipe);
         let told: Vec<&str> = self.told.iter().take(told).map(String::as_str).collect();
         let case = Case { recipe: &recipe, state: &state, told: &told, moment: 0, within: "", job };
-        self.runner.observe(&case, self.files.is_wanted())
+        self.observe(&case)
+    }
+
+    fn observe(&self, case: &Case<'_>) -> io::Result<Result<Observed, Verdict>> {
+        let is_compared = |path: &[u8]| self.files.has(path);
+        self.runner.observe(case, self.files.is_wanted().then_some(&is_compared))
     }
 
     fn seen(&self, observed: Observed) -> Seen {
@@ -202,7 +207,7 @@ impl InferChecker {
     }
 
     fn judge(&self, case: &Case<'_>) -> Result<Verdict, Verdict> {
-        let observed = match self.runner.observe(case, self.files.is_wanted()) {
+        let observed = match self.observe(case) {
             Ok(observed) => observed?,
             Err(e) => {
                 let why = format!("state {} cannot be made or checked: {e}", case.recipe);

@@ -119,3 +119,29 @@ fn a_command_that_never_succeeds_or_never_shows_the_same_gives_no_verdict() {
     let noise = "for n in $(seq 200); do echo word$n $(date +%N); done";
     assert!(run(noise).contains("as a whole"), "{}", run(noise));
 }
+
+/// A database that is mapped is often a sparse file, much larger than the memory.
+#[test]
+fn a_sparse_file_of_any_size_is_compared() {
+    let run = |is_synced: bool| {
+        move |disk: &Disk| {
+            let map = disk.create("map").unwrap();
+            map.set_len(1 << 40).unwrap();
+            map.sync_all().unwrap();
+            disk.sync("").unwrap();
+            for n in 1..=2u8 {
+                map.write_at((1 << 40) - 4096 * u64::from(n), &[n; 512]).unwrap();
+                if is_synced {
+                    map.sync_data().unwrap();
+                }
+                disk.tell(&format!("saved {n}"));
+            }
+        }
+    };
+    for (command, files) in [("cat log 2> /dev/null; echo x", &["*"][..]), ("true", &[])] {
+        passes(explore(command, files, false, run(true)));
+        fails(explore(command, files, false, run(false)), "it leaves map with a content");
+    }
+    // The file is not compared, since the command prints something.
+    passes(explore("echo x", &[], false, run(false)));
+}

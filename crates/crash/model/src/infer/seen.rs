@@ -89,9 +89,21 @@ impl Files {
         matches!(self, Files::Undecided)
     }
 
-    /// Whether the files of a run must be read.
+    /// Whether any file of a run must be read.
     pub fn is_wanted(&self) -> bool {
         !matches!(self, Files::None)
+    }
+
+    /// Whether the file at a path is compared, so that it must be read.
+    pub fn has(&self, path: &[u8]) -> bool {
+        match self {
+            Files::Undecided => true,
+            Files::None => false,
+            Files::Promised(paths) => paths.contains(path),
+            Files::Named(patterns, left_out) => {
+                !left_out.contains(path) && patterns.iter().any(|pattern| pattern.matches(path))
+            }
+        }
     }
 
     /// Adds the files that a run on a complete state has left.
@@ -115,17 +127,7 @@ impl Files {
 
     /// The part of a tree that is compared.
     pub fn of_tree(&self, tree: &Tree) -> Tree {
-        let is_compared = |path: &Vec<u8>| match self {
-            Files::Undecided | Files::None => false,
-            Files::Promised(paths) => paths.contains(path),
-            Files::Named(patterns, left_out) => {
-                !left_out.contains(path) && patterns.iter().any(|pattern| pattern.matches(path))
-            }
-        };
-        tree.iter()
-            .filter(|(path, _)| is_compared(path))
-            .map(|(path, digest)| (path.clone(), *digest))
-            .collect()
+        tree.iter().filter(|(path, _)| self.has(path)).map(|(path, digest)| (path.clone(), *digest)).collect()
     }
 
     pub fn shown(&self) -> String {
