@@ -6,9 +6,9 @@
 //! A file has *versions*: its content at each mark, when it got a name (create aside) or lost it,
 //! when it was made persistent, and at the end. In a crash state each file must hold one of its
 //! versions, and none older than that at the last mark before the crash. A version that the program
-//! made after the crash does not count, even if the crash state has the same content. A file that no
-//! mark covers may also be missing. A half-written file, a mixture, or a file full of zeros is no
-//! version.
+//! made after the crash does not count, even if the crash state has the same content. A file that
+//! no mark covers may also be missing. A half-written file, a mixture, or a file full of zeros is
+//! no version.
 
 use crate::history::History;
 use crate::model::STRICT;

@@ -698,8 +698,8 @@ fn an_msync_promises_its_range() {
     }
 }
 
-/// Observed on ext4 and XFS: a write with O_DSYNC to the first page writes no page that was appended
-/// before, and the file keeps its old size.
+/// Observed on ext4 and XFS: a write with O_DSYNC to the first page writes no page that was
+/// appended before, and the file keeps its old size.
 #[test]
 fn a_synchronous_write_leaves_the_sizes_of_other_pages() {
     let run = |at: u64| {
@@ -751,8 +751,8 @@ fn a_synchronous_write_that_failed_gives_up_no_size_of_other_pages() {
     }
 }
 
-/// Observed on XFS, and not on ext4: a truncate that enlarges the file waits for the bytes that were
-/// appended before.
+/// Observed on XFS, and not on ext4: a truncate that enlarges the file waits for the bytes that
+/// were appended before.
 #[test]
 fn a_larger_size_comes_after_the_appended_bytes() {
     let large = 16 * PAGE as u64;

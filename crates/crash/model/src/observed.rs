@@ -78,8 +78,8 @@ fn read_below(
 }
 
 /// The digest of a file's bytes and length. The file may be larger than the memory, and most of it
-/// a hole: pieces are read one after the other, and those without data are skipped. A piece of zeros
-/// counts like a hole.
+/// a hole: pieces are read one after the other, and those without data are skipped. A piece of
+/// zeros counts like a hole.
 fn digest_file(path: &Path) -> io::Result<Digest> {
     let file = File::open(path)?;
     let size = file.metadata()?.len();

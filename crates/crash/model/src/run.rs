@@ -34,7 +34,8 @@ pub struct Case<'a> {
     /// The texts of the marks before the crash.
     pub told: &'a [&'a str],
     /// The time of the last event before the crash, in nanoseconds since the recording of the
-    /// program began. If the crash comes in a recovery, that of the crash before the first recovery.
+    /// program began. If the crash comes in a recovery, that of the crash before the first
+    /// recovery.
     pub moment: u64,
     /// The beginning of the state's name before the recipe: the names of the crash states in whose
     /// recovery this crash comes, each followed by `/`; in a cluster also the states of other
@@ -232,8 +233,8 @@ pub type Hear<'a> = &'a (dyn Fn(Progress) + Sync);
 
 struct Source<'a> {
     plan: Plan<'a>,
-    /// The states that were taken, as the digest of the visible contents, the number of marks before
-    /// the crash, and the checker's stage there.
+    /// The states that were taken, as the digest of the visible contents, the number of marks
+    /// before the crash, and the checker's stage there.
     seen: HashSet<(Digest, usize, usize)>,
     states: u64,
     recipes: u64,

@@ -67,8 +67,9 @@ impl Mail {
         for (path, name, bytes) in mail.kept.iter().flatten() {
             mail.known.entry((path.clone(), name.clone())).or_default().insert(*bytes);
         }
-        // A message that is gone at the next promise, or at the end, may be missing in a crash before
-        // that. One that is removed later may not: this loop reads each set before it changes it.
+        // A message that is gone at the next promise, or at the end, may be missing in a crash
+        // before that. One that is removed later may not: this loop reads each set before it
+        // changes it.
         for at in 1..mail.kept.len() {
             let (earlier, later) = mail.kept.split_at_mut(at);
             earlier[at - 1].retain(|message| later[0].contains(message));
