@@ -22,12 +22,14 @@ use kedgefs::{
     WriteMode, XattrMode,
 };
 use parking_lot::Mutex;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// What is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
-    /// Bytes and sizes that no fsync of their file covers. Names are durable at once.
+    /// Bytes and sizes that no fsync of their file covers. Names are durable at once. A write with
+    /// `O_SYNC` or `O_DSYNC` counts as an fsync of its whole file.
     Bytes,
     /// Everything that this model allows to be lost. Open files cannot be used any more, as after a
     /// restart.
@@ -228,6 +230,13 @@ impl Ops for Lazy {
         let path = self.0.live.path(ino, None);
         let seen = Seen { op: Op::Write, from: &path, to: None, bytes: Some((offset, data)) };
         self.run(&seen, |live| live.write_with(ino, offset, data, mode))
+    }
+
+    fn wrote_to_sync(&self, ino: Ino, range: Range<u64>) {
+        // In LazyFS the FSYNC that follows makes the whole file durable. A model knows better.
+        if let Takes::Model(_) = self.0.takes {
+            self.0.live.wrote_to_sync(ino, range);
+        }
     }
 
     fn fsync_opened(&self, handle: u64, ino: Ino, datasync: bool, done: Done) {

@@ -46,7 +46,7 @@ use kedge_fuse::{Done, Ops, caller};
 use kedgefs::{Attr, Error, FileSystem, Ino, Result};
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -387,13 +387,16 @@ fn processes(kill: Option<Kill>, caller: u32) -> Vec<i32> {
     pid.into_iter().collect()
 }
 
-/// The files that were made without a name (`O_TMPFILE`). Each may have got one, or be closed.
+/// The files that may be open without a name: those made so (`O_TMPFILE`), and those that lost a
+/// name. Each may have another one, or be closed.
 fn nameless(events: &[kedge_crash::Event]) -> Vec<Ino> {
-    let made = |event: &kedge_crash::Event| match event.call {
-        Call::Tmpfile { ino, .. } if event.ok() => Some(Ino(ino)),
+    let is_left = |event: &kedge_crash::Event| match event.call {
+        Call::Tmpfile { ino, .. } | Call::Remove { ino, is_dir: false, .. } => Some(Ino(ino)),
+        Call::Rename { victim, exchange: false, .. } => victim.map(Ino),
         _ => None,
     };
-    events.iter().filter_map(made).collect()
+    let left: BTreeSet<Ino> = events.iter().filter(|event| event.ok()).filter_map(is_left).collect();
+    left.into_iter().collect()
 }
 
 impl Inner {

@@ -21,8 +21,8 @@ fn entries(fs: &FileSystem, dir: Ino) -> Result<Vec<Vec<u8>>> {
 }
 
 /// The calls that would create the current tree, followed by a baseline, so that none of it can be
-/// lost. Files in `nameless`, made with `O_TMPFILE`, are included if they are still open and have
-/// no name: they may get one later.
+/// lost. Files in `nameless` are included if they are still open and have no name: they may get one
+/// later, or be written through their descriptors.
 pub fn baseline(fs: &FileSystem, nameless: &[Ino]) -> Result<Vec<Event>> {
     let mut reader = Reader { fs, events: Vec::new(), seen: HashSet::new() };
     let mut todo = vec![Ino::ROOT];
@@ -37,8 +37,8 @@ pub fn baseline(fs: &FileSystem, nameless: &[Ino]) -> Result<Vec<Event>> {
     }
     for ino in nameless {
         match fs.getattr(*ino) {
-            Ok(attr) if attr.nlink == 0 => reader.read_nameless(&attr)?,
-            // The file has a name by now, or its last descriptor is closed.
+            Ok(attr) if attr.nlink == 0 && attr.kind == FileKind::Regular => reader.read_nameless(&attr)?,
+            // The file has a name, or its last descriptor is closed, or it has no bytes.
             Ok(_) | Err(Error::NotFound) => {}
             Err(e) => return Err(e),
         }

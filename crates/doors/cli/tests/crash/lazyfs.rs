@@ -5,16 +5,21 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 
 /// Mounts `root` on `mnt`, as mount-lazyfs.sh does, with `more` in the configuration.
 fn lazyfs(more: &str) -> Place {
+    lazyfs_with(more, "")
+}
+
+/// The same with further words on the command line.
+fn lazyfs_with(more: &str, words: &str) -> Place {
     let place = Place::new();
     for dir in ["root", "mnt"] {
         fs::create_dir(place.path(dir)).unwrap();
     }
     configure(&place, more);
-    mount(&place);
+    mount_with(&place, words);
     place
 }
 
@@ -32,7 +37,11 @@ fn configure(place: &Place, more: &str) {
 }
 
 fn mount(place: &Place) {
-    place.run("crash lazyfs -c lazyfs.toml -m mnt -r root --size 64M").ok();
+    mount_with(place, "");
+}
+
+fn mount_with(place: &Place, words: &str) {
+    place.run(format!("crash lazyfs -c lazyfs.toml -m mnt -r root --size 64M {words}").trim_end()).ok();
 }
 
 /// Waits until the file system has ended, and mounts it again without faults, as LazyFS's scripts
@@ -127,6 +136,58 @@ fn a_file_that_gets_its_name_after_a_loss_keeps_what_was_synced() {
     assert_eq!(read(&place, "named"), "AAAA");
     drop(file);
     place.unmount_and_check("root/lazyfs.kedge");
+}
+
+/// A file without a name stays usable through its descriptor after a loss, and after a second one.
+#[test]
+fn a_file_that_lost_its_name_keeps_what_was_synced() {
+    needs_fuse!();
+    let place = lazyfs("");
+    for way in ["removed", "replaced"] {
+        create(&place, "file", "AAAA");
+        let mut file = File::options().read(true).append(true).open(place.path("mnt/file")).unwrap();
+        if way == "removed" {
+            fs::remove_file(place.path("mnt/file")).unwrap();
+        } else {
+            create(&place, "other", "");
+            fs::rename(place.path("mnt/other"), place.path("mnt/file")).unwrap();
+        }
+        file.sync_all().unwrap();
+        File::open(place.path("mnt")).unwrap().sync_all().unwrap();
+        for _ in 0..2 {
+            clear(&place);
+            file.write_all(b"BBBB").unwrap();
+        }
+        clear(&place);
+        let mut found = [0; 8];
+        let len = file.read_at(&mut found, 0).unwrap();
+        assert_eq!(&found[..len], b"AAAA", "{way}");
+    }
+    place.unmount_and_check("root/lazyfs.kedge");
+}
+
+/// With a model, a write with `O_DSYNC` makes its own range durable; without one, as in LazyFS, the
+/// whole file.
+#[test]
+fn a_synchronous_write_makes_its_range_or_its_file_durable() {
+    needs_fuse!();
+    for (model, kept) in [("--model ext4", b'-'), ("", b'+')] {
+        let place = lazyfs_with("", model);
+        let file = create(&place, "file", &"-".repeat(2 * 4096));
+        file.sync_all().unwrap();
+        File::open(place.path("mnt")).unwrap().sync_all().unwrap();
+        file.write_all_at(&[b'+'; 4096], 4096).unwrap();
+        let flags = OFlags::WRONLY | OFlags::DSYNC;
+        let synced = File::from(open(place.path("mnt/file"), flags, Mode::empty()).unwrap());
+        synced.write_all_at(&[b'+'; 4096], 0).unwrap();
+        clear(&place);
+        let found = read(&place, "file").into_bytes();
+        assert_eq!(found.len(), 2 * 4096);
+        assert!(found[..4096].iter().all(|byte| *byte == b'+'), "{model}");
+        assert!(found[4096..].iter().all(|byte| *byte == kept), "{model}");
+        drop((file, synced));
+        place.unmount_and_check("root/lazyfs.kedge");
+    }
 }
 
 #[test]
