@@ -135,7 +135,6 @@ impl Log {
 
     /// Reads about the process of a thread, before the log is locked for its call. See
     /// [`Processes::look_at`].
-    /// [`Processes::look_at`].
     pub fn look_at(&self, tid: u32, may_wait: bool) {
         self.processes.look_at(tid, may_wait);
     }
