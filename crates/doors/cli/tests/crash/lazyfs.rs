@@ -41,7 +41,7 @@ fn mount(place: &Place) {
 }
 
 fn mount_with(place: &Place, words: &str) {
-    place.run(&format!("crash lazyfs -c lazyfs.toml -m mnt -r root --size 64M {words}")).ok();
+    place.run(format!("crash lazyfs -c lazyfs.toml -m mnt -r root --size 64M {words}").trim_end()).ok();
 }
 
 /// Waits until the file system has ended, and mounts it again without faults, as LazyFS's scripts
