@@ -8,7 +8,7 @@ use kedge_device::crypt::Secret;
 use kedge_format::content::Content;
 use kedge_format::superblock::IMAGE_MIN;
 use kedge_fuse::{MountEntry, MountedSession};
-use kedge_host::daemon::{self, Request};
+use kedge_host::daemon::{self, NoReply, Request};
 use kedge_host::engine::{self, Extra};
 use kedge_host::keeper::{self, KeptFds};
 use kedge_host::options::{self, MountWords, asks_nothing, parse_cache_size, parse_size};
@@ -133,7 +133,11 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
         check_key_for_daemon(&image, &words)?;
         let options = args.options.join(",");
         let cache_size = args.cache_size.map(|bytes| bytes.to_string());
-        daemon::join(name, &Request { image, dir, options, cache_size })?;
+        daemon::join(name, &Request { image, dir, options, cache_size }).inspect_err(|e| {
+            if e.is::<NoReply>() {
+                made.keep();
+            }
+        })?;
     } else if args.foreground && words.keeper {
         let live = || {
             made.keep();
