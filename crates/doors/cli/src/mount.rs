@@ -13,7 +13,7 @@ use kedge_host::engine::{self, Extra};
 use kedge_host::keeper::{self, KeptFds};
 use kedge_host::options::{self, MountWords, asks_nothing, parse_cache_size, parse_size};
 use kedge_host::serve::{self, Mount, Stop};
-use kedge_host::{Usage, background, create, image, key, mounts, notify, tag};
+use kedge_host::{Usage, background, create, image, init, key, mounts, notify, tag};
 use kedge_transfer::online::server;
 use kedgefs::{FileSystem, FormatOptions};
 use std::cell::Cell;
@@ -99,6 +99,9 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
             true => Ok(ExitCode::SUCCESS),
             false => remount::apply(&args.dir, &args.options, remount::Flags::Cleared),
         };
+    }
+    if args.foreground && args.kept.is_none() && init::is_first() {
+        return init::run();
     }
     let words = MountWords::parse(args.options.iter().map(String::as_str))?;
     if let Some(file) = &words.key_file {
