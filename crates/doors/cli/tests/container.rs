@@ -104,7 +104,7 @@ assert os.lseek(f, 0, os.SEEK_DATA) == 499712"
             sleep 0.05
         done
         echo "orphans:$orphans"
-        $K umount mnt
+        umount mnt
         wait $unshare
         $K fsck -f disk.kedge > report"#;
     let (said, errors) = shell(&place, "unshare", "-m --propagation private", script);
