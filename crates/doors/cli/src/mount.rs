@@ -8,12 +8,12 @@ use kedge_device::crypt::Secret;
 use kedge_format::content::Content;
 use kedge_format::superblock::IMAGE_MIN;
 use kedge_fuse::{MountEntry, MountedSession};
-use kedge_host::daemon::{self, Request};
+use kedge_host::daemon::{self, NoReply, Request};
 use kedge_host::engine::{self, Extra};
 use kedge_host::keeper::{self, KeptFds};
 use kedge_host::options::{self, MountWords, asks_nothing, parse_cache_size, parse_size};
 use kedge_host::serve::{self, Mount, Stop};
-use kedge_host::{Usage, background, create, image, key, mounts, notify, tag};
+use kedge_host::{Usage, background, create, image, init, key, mounts, notify, tag};
 use kedge_transfer::online::server;
 use kedgefs::{FileSystem, FormatOptions};
 use std::cell::Cell;
@@ -100,6 +100,9 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
             false => remount::apply(&args.dir, &args.options, remount::Flags::Cleared),
         };
     }
+    if args.foreground && args.kept.is_none() && init::is_first() {
+        return init::run();
+    }
     let words = MountWords::parse(args.options.iter().map(String::as_str))?;
     if let Some(file) = &words.key_file {
         key::give(file.clone());
@@ -133,7 +136,11 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
         check_key_for_daemon(&image, &words)?;
         let options = args.options.join(",");
         let cache_size = args.cache_size.map(|bytes| bytes.to_string());
-        daemon::join(name, &Request { image, dir, options, cache_size })?;
+        daemon::join(name, &Request { image, dir, options, cache_size }).inspect_err(|e| {
+            if e.is::<NoReply>() {
+                made.keep();
+            }
+        })?;
     } else if args.foreground && words.keeper {
         let live = || {
             made.keep();

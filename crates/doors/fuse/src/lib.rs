@@ -30,6 +30,8 @@
 //!                             mapping in `keep::words` and the rings in `uring`
 //! ```
 #![deny(unsafe_code)]
+// They panic if the line cannot be written.
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 pub mod abi;
 mod args;

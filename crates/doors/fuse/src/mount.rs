@@ -133,9 +133,11 @@ fn session(fd: OwnedFd, mount: MountPoint, options: &FuseOptions) -> Result<Moun
 fn is_not_for_us(e: &MountError) -> bool {
     match e {
         MountError::Loop { .. } => true,
-        // The errors in a user namespace, and on a kernel without block devices.
+        // The errors in a user namespace, on a kernel without block devices, and below a security
+        // policy that permits `fuse` only, such as the AppArmor profile of a container. A device
+        // that cannot be written also gives EACCES, but the image was opened before.
         MountError::Mount { error, .. } => {
-            matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENODEV))
+            matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENODEV | libc::EACCES))
         }
         _ => false,
     }
@@ -265,3 +267,7 @@ fn mount_plain(
     }
     helper::mount(&source, dir, options).map(|fd| (fd, source))
 }
+
+#[cfg(test)]
+#[path = "mount_tests.rs"]
+mod tests;

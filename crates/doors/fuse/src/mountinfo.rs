@@ -152,6 +152,16 @@ pub fn other_mounts(mount: &MountEntry) -> Vec<MountEntry> {
     mounts().into_iter().filter(|other| other.device == mount.device && other.dir != mount.dir).collect()
 }
 
+/// The mounts of a KedgeFS file system that this process sees. The file system is found by its
+/// device number; if that is not known, by the image's canonical path.
+pub(crate) fn mounts_by(device: Option<&str>, image: &Path) -> Vec<MountEntry> {
+    let is_this = |entry: &MountEntry| match device {
+        Some(device) => entry.device == device,
+        None => entry.image() == image,
+    };
+    mounts().into_iter().filter(|entry| entry.is_kedgefs() && is_this(entry)).collect()
+}
+
 /// Whether a lookup of `dir`, an absolute path, could reach the server of a foreign mount.
 pub fn asks_strangers(dir: &Path) -> bool {
     mounts().iter().any(|entry| entry.is_foreign() && dir.starts_with(&entry.dir))

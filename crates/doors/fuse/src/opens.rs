@@ -13,7 +13,8 @@
 //!    append-only file without `O_APPEND` or with `O_TRUNC`.
 //! 2. An append-only file is opened for appending with `FOPEN_DIRECT_IO`, with which the kernel
 //!    makes no shared mapping (ENODEV). An append bypasses the page cache; the pages are
-//!    invalidated before the reply to the WRITE ([`crate::settle`]).
+//!    invalidated before the reply to the WRITE ([`crate::settle`]). The kernel sends no FSYNC
+//!    after such a WRITE, so with `O_SYNC` or `O_DSYNC` the reply waits until it is durable.
 //! 3. A descriptor from before the flag was set, through which pages can be changed, would stay
 //!    usable, and the server cannot prevent that. So a flag cannot be set while such a descriptor
 //!    exists: ETXTBSY, as fs-verity returns. Such a descriptor is open for reading and writing, so
@@ -37,6 +38,8 @@ use std::sync::Arc;
 
 /// The file handle of an open that is counted, until its RELEASE.
 pub(crate) const STORES: u64 = 1;
+/// The file handle of an open with `FOPEN_DIRECT_IO`. It is not counted.
+pub(crate) const DIRECT: u64 = 2;
 
 enum State {
     /// The number of opens that can change pages.

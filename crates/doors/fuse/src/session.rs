@@ -10,7 +10,6 @@ use crate::keep::handover::Leave;
 use crate::keep::{Handover, Life, sentinel};
 use crate::limits::become_io_flusher;
 use crate::mount_error::MountError;
-use crate::mountinfo;
 use crate::notify::{Changes, Notifier};
 use crate::ops::Ops;
 use crate::options::FuseOptions;
@@ -18,12 +17,12 @@ use crate::parking::Job;
 use crate::placement::PlacementMode;
 use crate::pool::{AdaptivePoll, WorkerPool};
 use crate::server::{DeviceState, OnDestroy, Server};
-use crate::settle;
+use crate::settle::{self, PageJob};
 use crate::status::Visits;
 use crate::transport::{Received, RequestBuf, Transport};
 use crate::unmount::{self, MountPoint};
 use kedge_base::wait::{passing_on, set_stand_in};
-use kedge_base::{Clock, Ino, IoBuf, SystemClock, spawn_named};
+use kedge_base::{Clock, Ino, IoBuf, JoinHandle, SystemClock, spawn_named};
 use parking_lot::Mutex;
 use rustix::fd::OwnedFd;
 use serde_json::{Value, json};
@@ -32,6 +31,7 @@ use std::io;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 /// A mount made by [`crate::mount()`]. The kernel's requests wait until [`MountedSession::run`]
@@ -79,7 +79,8 @@ impl MountedSession {
         }
     }
 
-    /// The session of a mount on `dir` that a keeper has made, over its connection `fd`.
+    /// The session of a mount that a keeper has made on `dir`, over its connection `fd`. The mount
+    /// may be elsewhere by now, or ended.
     pub fn kept(
         fd: OwnedFd,
         image: &Path,
@@ -96,15 +97,7 @@ impl MountedSession {
             false => PlacementMode::Off,
         };
         let options = FuseOptions { placement, ..options };
-        let entry = mountinfo::mount_at(dir).ok_or_else(|| MountError::NotMounted(dir.to_owned()))?;
-        let mount = MountPoint {
-            image: image.to_owned(),
-            dir: dir.to_owned(),
-            device: Some(entry.device.clone()),
-            privileged: entry.kind.starts_with("fuseblk"),
-            source: entry.source,
-            why_plain: None,
-        };
+        let mount = MountPoint::of_life(&life, image, dir);
         let transport = DevFuse::stoppable(fd, options.worker_range()).map_err(failed)?;
         let courier = options.courier.map(|word| Courier::new(word, true));
         let transport: Arc<dyn Transport> = Arc::new(transport.with(courier));
@@ -251,8 +244,63 @@ impl MountedSession {
         if let Some(device) = &self.mount.device {
             server.open_status(device);
         }
+        let begun = Helpers::start(&server, ops, &transport, late, jobs).and_then(|helpers| {
+            if self.life.as_ref().is_some_and(Life::is_second) {
+                resend(&*transport)?;
+            }
+            Ok(helpers)
+        });
+        let helpers = match begun {
+            Ok(helpers) => helpers,
+            Err(e) => {
+                if server.kept.is_none() {
+                    server.destroy();
+                    drop(server);
+                    // As in `drop`, the connection is closed first.
+                    drop(transport);
+                    unmount::unmount_as(&self.mount.dir, self.mount.privileged, true)
+                        .unwrap_or_else(|e| tracing::error!("{e}"));
+                }
+                return Err(e);
+            }
+        };
+        if let Some(handover) = &self.handover {
+            handover.serves(&server.pool);
+        }
+        let result = serve(&server, &transport);
+        let handover = self.handover.as_ref().filter(|handover| handover.is_begun());
+        if let (Some(handover), Some(kept)) = (handover, &server.kept) {
+            handover.complete(kept);
+        }
+        if result.is_err() && server.kept.is_some() {
+            // The mount has not ended. The image is not closed, as after a death: this process
+            // ends, and the keeper starts another server.
+            return result;
+        }
+        server.destroy();
+        helpers.end(server);
+        result
+    }
+}
+
+/// The threads of a mount besides its workers.
+struct Helpers {
+    frozen: JoinHandle<()>,
+    settled: JoinHandle<()>,
+    /// `None` without a keeper.
+    recycled: Option<JoinHandle<()>>,
+}
+
+impl Helpers {
+    fn start<O: Ops>(
+        server: &Arc<Server<O>>,
+        ops: Arc<O>,
+        transport: &Arc<dyn Transport>,
+        late: Receiver<Job>,
+        jobs: Receiver<PageJob>,
+    ) -> io::Result<Helpers> {
         let frozen = {
-            let (server, ops) = (Arc::downgrade(&server), ops.clone());
+            let (server, ops) = (Arc::downgrade(server), ops.clone());
             spawn_named("kedge-fuse-late", move || freeze::serve(&server, &ops, &late))?
         };
         let settled = {
@@ -262,39 +310,43 @@ impl MountedSession {
         let recycled = match &server.kept {
             None => None,
             Some(kept) => {
-                let (kept, ops) = (kept.clone(), ops.clone());
+                let kept = kept.clone();
                 Some(spawn_named("kedge-fuse-keep", move || Server::recycle(&kept, &*ops))?)
             }
         };
-        if self.life.as_ref().is_some_and(Life::is_second) {
-            transport.notify(abi::NOTIFY_RESEND, &[])?;
-        }
-        if let Some(handover) = &self.handover {
-            handover.serves(&server.pool);
-        }
-        let result = serve(&server, &transport);
-        let handover = self.handover.as_ref().filter(|handover| handover.is_begun());
-        if let (Some(handover), Some(kept)) = (handover, &server.kept) {
-            handover.complete(kept);
-        }
-        server.destroy();
+        Ok(Helpers { frozen, settled, recycled })
+    }
+
+    /// Waits for the end of the threads. `server` is the last reference, except for those of the
+    /// threads.
+    fn end<O: Ops>(self, server: Arc<Server<O>>) {
         if let Some(kept) = &server.kept {
             kept.end();
         }
-        if recycled.is_some_and(|thread| thread.join().is_err()) {
+        if self.recycled.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the thread for the keeper's memory panicked");
         }
         if let Some(parking) = &server.parking {
             parking.send(Job::End);
         }
         drop(server);
-        if frozen.join().is_err() {
+        if self.frozen.join().is_err() {
             tracing::error!("the thread for freeze and thaw panicked");
         }
-        if settled.join().is_err() {
+        if self.settled.join().is_err() {
             tracing::error!("the thread for dirty pages panicked");
         }
-        result
+    }
+}
+
+/// Makes the kernel send the requests again that an earlier server has received and not replied to.
+fn resend(transport: &dyn Transport) -> io::Result<()> {
+    match transport.notify(abi::NOTIFY_RESEND, &[]) {
+        // The mount has ended, which the workers detect.
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENODEV | libc::ENOTCONN | libc::ECONNABORTED)) => {
+            Ok(())
+        }
+        sent => sent,
     }
 }
 

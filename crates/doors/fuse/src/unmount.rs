@@ -1,6 +1,7 @@
 //! Ends mounts.
 
 use crate::helper;
+use crate::keep::Life;
 use crate::mount_error::MountError;
 use crate::mountinfo::{self, MountEntry};
 use rustix::io::Errno;
@@ -41,6 +42,37 @@ pub struct MountPoint {
 }
 
 impl MountPoint {
+    /// The mount that a keeper has made on `dir`. If the mount table has it elsewhere, `dir` is
+    /// replaced: a parent directory may have been renamed, or the mount moved. The mount is not in
+    /// the table if it was detached and programs still have its files open, if only another mount
+    /// namespace has it, or if it has ended and the image has to be closed. No status socket is
+    /// made then.
+    pub(crate) fn of_life(life: &Life, image: &Path, dir: &Path) -> MountPoint {
+        let found = mountinfo::mounts_by(life.device().as_deref(), image);
+        let here = found.iter().rposition(|entry| entry.dir == dir).or(found.len().checked_sub(1));
+        let entry = here.map(|at| found[at].clone());
+        let is_block = |entry: &MountEntry| entry.kind.starts_with("fuseblk");
+        MountPoint {
+            image: image.to_owned(),
+            dir: entry.as_ref().map_or(dir, |entry| &entry.dir).to_owned(),
+            device: entry.as_ref().map(|entry| entry.device.clone()),
+            privileged: entry.as_ref().map_or_else(|| life.is_privileged(), is_block),
+            source: entry.map_or_else(|| image.to_owned(), |entry| entry.source),
+            why_plain: None,
+        }
+    }
+
+    /// Detaches all mounts of the file system that this process sees, except for those that another
+    /// file system covers.
+    pub fn detach(&self) -> Result<(), MountError> {
+        for entry in mountinfo::mounts_by(self.device.as_deref(), &self.image) {
+            if mountinfo::mount_at(&entry.dir).is_some_and(|topmost| topmost.id == entry.id) {
+                unmount(&entry.dir, true)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Asks the kernel to end the mount, and all other mounts of the file system that this process
     /// sees. Refused with [`MountError::Busy`] while anything on one is in use. Must not be called
     /// on a thread that serves the mount.

@@ -125,8 +125,9 @@ impl Child {
     /// Lets the parent return. An error means that the parent has ended, and then no caller wants
     /// the mount.
     pub fn ready(&self) -> Result<()> {
-        report(READY).context("the process that asked for the mount is gone")?;
+        // Opened first: an error after the report would end a mount that was reported as live.
         let null = OpenOptions::new().read(true).write(true).open("/dev/null").context("open /dev/null")?;
+        report(READY).context("the process that asked for the mount is gone")?;
         rustix::stdio::dup2_stdout(&null).context("leave standard output")?;
         if !self.keep_stderr {
             rustix::stdio::dup2_stderr(&null).context("leave standard error")?;

@@ -14,7 +14,7 @@ use crate::options::{MountWords, parse_size};
 use crate::serve::{self, Offer};
 use crate::text::one_line;
 use crate::usage::Usage;
-use crate::{background, engine, image, key, mounts, notify, os};
+use crate::{background, engine, image, key, logging, mounts, notify, os};
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_fuse::{Bound, MountError, MountPoint, PrivateDir};
@@ -161,7 +161,7 @@ pub fn join(name: &str, request: &Request) -> Result<()> {
         match dir.connect(&socket, REQUEST_WAIT) {
             Ok(stream) => match ask(stream, request, REPLY_WAIT)? {
                 Some(reply) => {
-                    reply.notices.iter().for_each(|notice| eprintln!("kedge: warning: {notice}"));
+                    reply.notices.iter().for_each(logging::warn);
                     return reply.error.map_or(Ok(()), |e| bail!("{e}"));
                 }
                 // The process is ending.
@@ -202,11 +202,9 @@ fn ask(mut stream: UnixStream, request: &Request, patience: Duration) -> Result<
         stream.write_all(line.as_bytes()).and_then(|()| BufReader::new(&stream).read_line(&mut answer));
     match said {
         Ok(n) if n > 0 => Ok(Some(serde_json::from_str(&answer).context("read the reply")?)),
-        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => bail!(
-            "the daemon has not replied within {} seconds; it may still mount {}",
-            patience.as_secs(),
-            request.image.display()
-        ),
+        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+            Err(NoReply { patience, image: request.image.clone() }.into())
+        }
         _ => Ok(None),
     }
 }
@@ -364,6 +362,10 @@ impl Host {
     /// logged.
     fn start(self: &Arc<Host>, request: &Request) -> Result<Vec<String>> {
         let mut words = MountWords::parse([request.options.as_str()])?;
+        if words.keeper {
+            let why = "mount option keeper: a daemon serves all its images in one process";
+            return Err(Usage(why.into()).into());
+        }
         let cache_size = request.cache_size.as_deref().map(parse_size).transpose().map_err(Usage)?;
         let image = image::resolve(&image::with_words(&request.image, &words)?)?;
         let dir = mounts::resolve(&request.dir)?;
@@ -490,6 +492,23 @@ impl std::fmt::Display for Ending {
 }
 
 impl std::error::Error for Ending {}
+
+/// The error of a process that has not replied in time. The image may be mounted later, so it must
+/// stay.
+#[derive(Debug)]
+pub struct NoReply {
+    patience: Duration,
+    image: PathBuf,
+}
+
+impl std::fmt::Display for NoReply {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (seconds, image) = (self.patience.as_secs(), self.image.display());
+        write!(f, "the daemon has not replied within {seconds} seconds; it may still mount {image}")
+    }
+}
+
+impl std::error::Error for NoReply {}
 
 #[cfg(test)]
 #[path = "daemon_tests.rs"]

@@ -32,6 +32,7 @@ fn the_wait_for_a_reply_ends() {
     let (ours, _theirs) = UnixStream::pair().unwrap();
     let e = ask(ours, &request(Path::new("disk.kedge")), Duration::from_millis(50)).err().unwrap();
     assert!(format!("{e:#}").contains("it may still mount disk.kedge"), "{e:#}");
+    assert!(e.is::<NoReply>(), "kedge mount --create would remove the image");
     let (ours, theirs) = UnixStream::pair().unwrap();
     drop(theirs);
     assert!(ask(ours, &request(Path::new("disk.kedge")), REPLY_WAIT).unwrap().is_none());
@@ -94,4 +95,12 @@ fn a_mount_in_preparation_does_not_outlive_a_signal() {
     let late = host.begin(&point(&image), &fs, || Ok(()));
     assert!(late.is_err_and(|e| e.is::<Ending>()), "it is not unmounted");
     fs.close().unwrap();
+}
+
+/// A keeper serves one mount in a process of its own.
+#[test]
+fn a_mount_with_a_keeper_is_refused_before_the_image_is_opened() {
+    let asked = Request { options: "commit=3,keeper".into(), ..request(Path::new("none.kedge")) };
+    let e = host().mount(&asked).unwrap_err();
+    assert!(e.is::<Usage>() && e.to_string().contains("mount option keeper"), "{e:#}");
 }

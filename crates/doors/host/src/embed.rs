@@ -105,6 +105,7 @@ fn refuse_mount_words(words: &MountWords) -> Outcome<()> {
         ("writeback_cache", words.writeback_cache.is_some()),
         ("reflink", words.reflink.is_some()),
         ("tree", words.tree.is_some()),
+        ("keeper", words.keeper),
     ];
     match given.iter().find(|(_, given)| *given) {
         None => Ok(()),

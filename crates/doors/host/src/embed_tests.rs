@@ -10,3 +10,9 @@ fn errors_keep_their_numbers_on_the_way() {
     assert_eq!(host(io::Error::from(kedgefs::Error::Exists).into()), libc::EEXIST);
     assert_eq!(host(anyhow::anyhow!("a word")), 99);
 }
+
+#[test]
+fn a_program_has_no_keeper() {
+    let fault = open(Path::new("none.kedge"), "keeper").err();
+    assert_eq!(fault, Some(Fault::invalid("option keeper: there is no mount here")));
+}

@@ -193,6 +193,7 @@ pub(crate) fn may_pass(e: &anyhow::Error, image: &Path) -> bool {
             return os::may_pass(&io::Error::from_raw_os_error(e.errno()));
         }
         cause.downcast_ref::<io::Error>().is_some_and(os::may_pass)
+            || os::io_error(cause).is_some_and(|e| os::may_pass(&e))
     };
     // On a full host the log may have failed, and then other calls fail with EIO.
     e.chain().any(of) || host_free(image).is_some_and(|free| free < HOST_FREE_MIN)

@@ -24,15 +24,15 @@ use crate::offer::Program;
 use crate::options::MountWords;
 use crate::os::{self, TerminationSignals};
 use crate::serve::{Mount, in_foreground_kept, unmount_on_signal};
-use crate::syslog;
 use crate::usage::Usage;
+use crate::{logging, syslog};
 use anyhow::{Context, Result, bail, ensure};
 use kedge_base::{Clock, SystemClock};
 use kedge_device::Device;
 use kedge_fuse::keep::{Area, Life, sentinel};
 use kedge_fuse::{Bound, TransportKind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::Signal;
 use std::cell::{Cell, RefCell};
@@ -127,18 +127,25 @@ pub fn run(
     key::forget();
     let area = Area::make().context("get memory for what outlives a server")?;
     let options = engine::fuse_options(mount.words);
-    let (connection, point) = kedge_fuse::make_for_keeper(mount.image, mount.dir, &options)?;
-    if let Some(weaker) = engine::plain_mount_notice(&point) {
-        eprintln!("kedge: warning: {weaker}");
-    }
     let handovers = Arc::new(Handovers::new(key).context("get a descriptor")?);
+    let inherit =
+        |fd: BorrowedFd<'_>| fcntl_setfd(fd, FdFlags::empty()).context("let servers inherit a descriptor");
+    inherit(area.fd())?;
+    inherit(file.as_fd())?;
+    let (connection, point) = kedge_fuse::make_for_keeper(mount.image, mount.dir, &options)?;
+    if let Err(e) = inherit(connection.as_fd()) {
+        drop(connection);
+        point.detach()?;
+        return Err(e);
+    }
+    if let Some(weaker) = engine::plain_mount_notice(&point) {
+        logging::warn(weaker);
+    }
     let socket = handovers.listen(point.device.as_deref(), &os::path_of(&file), &area);
     let socket = socket.inspect_err(|e| tracing::warn!("the server cannot be replaced: {e:#}")).ok();
     area.note_image(file.as_raw_fd());
     area.note_releases();
-    for fd in [connection.as_fd(), area.fd(), file.as_fd()] {
-        fcntl_setfd(fd, FdFlags::empty()).context("let servers inherit the connection")?;
-    }
+    area.note_mount(point.device.as_deref(), point.privileged);
     let file = RefCell::new(Some(file));
     let keeper = Keeper { connection, area, handovers, _socket: socket, image, file };
     let launch = Launch {
@@ -153,14 +160,14 @@ pub fn run(
         // The thread is detached: it waits forever and ends with the process.
         kedge_base::spawn_named("signals", move || unmount_on_signal(&signals, &point)).map(drop)
     });
-    // When the image is released and the connection has ended, a mount on the directory is a later
-    // one.
+    // When the image is released and the connection has ended, a mount with this device number is a
+    // later one.
     let has_ended = keeper.is_released() && is_cut(&keeper.connection);
-    if ended.is_err() && !has_ended && kedge_fuse::mount_at(mount.dir).is_some() {
+    if ended.is_err() && !has_ended {
         // Without a server no request on the mount returns. Dropping the keeper closes the
         // connection, so that the requests fail and the unmount does not wait.
         drop(keeper);
-        if let Err(e) = kedge_fuse::unmount(mount.dir, true) {
+        if let Err(e) = point.detach() {
             tracing::error!("{e}");
         }
     }
@@ -359,7 +366,8 @@ impl Keeper {
             bail!("{starts} servers ended one after another before they served; the last one: {why}");
         }
         if !matches!(end, End::Died { .. }) {
-            if self.is_cut_within(RETRY_PAUSE)? {
+            // After one that has served, the next server closes the image.
+            if self.is_cut_within(RETRY_PAUSE)? && !served {
                 bail!("{why}");
             }
             match served {

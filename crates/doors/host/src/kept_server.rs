@@ -51,6 +51,9 @@ pub(crate) const HANDED_OVER: u8 = 120;
 /// space. An older keeper takes it for any failure.
 pub(crate) const MAY_PASS: u8 = 121;
 
+/// The longest line that is read at once, in bytes.
+const LINE_MAX: u64 = 64 << 10;
+
 /// The parameters with which servers of a mount are started.
 pub(crate) struct Launch {
     pub image: PathBuf,
@@ -136,7 +139,11 @@ impl KeptServer {
             .spawn()
             .context("start a server")?;
         let pid = Pid::from_child(&child);
-        let process = pidfd_open(pid, PidfdFlags::empty()).context("watch a server")?;
+        let process = pidfd_open(pid, PidfdFlags::empty()).inspect_err(|_| {
+            // Nothing watches the process, so it must not stay.
+            child.kill().and_then(|()| child.wait()).map_or_else(|e| tracing::warn!("{e}"), drop);
+        });
+        let process = process.context("watch a server")?;
         let out = BufReader::new(child.stdout.take().expect("stdout was asked to be a pipe"));
         let socket = BufReader::new(ours);
         Ok(KeptServer { child, pid, out, socket, process, sentinel: None, refused: None, served: false })
@@ -179,12 +186,16 @@ impl KeptServer {
     }
 
     /// Reads a line that the server writes during its start. Servers write whole lines. Returns an
-    /// empty line at the end of the pipe.
+    /// empty line at the end of the pipe. Kills a server that writes any other line, because it may
+    /// neither serve nor end.
     pub(crate) fn start_line(&mut self) -> Result<String> {
-        let mut line = String::new();
-        self.out.read_line(&mut line).context("wait for a server")?;
+        let line = read_line(&mut self.out).context("wait for a server")?;
         self.refused = background::reason(&line).map(str::to_owned);
-        Ok(line.trim_end().to_owned())
+        if self.refused.is_none() && !["", WAITS, STARTED].contains(&&*line) {
+            tracing::warn!("a server is ended, because it writes '{}'", line.escape_debug());
+            self.kill()?;
+        }
+        Ok(line)
     }
 
     /// Readable when [`KeptServer::start_line`] would not block, provided that it has read all
@@ -196,13 +207,11 @@ impl KeptServer {
     /// Reads a line that a serving server sends. Servers write whole lines. Returns an empty line
     /// at the end of the socket.
     pub(crate) fn line(&mut self) -> Result<String> {
-        let mut line = String::new();
-        match self.socket.read_line(&mut line) {
+        match read_line(&mut self.socket) {
             // The server has ended without reading all lines.
-            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => {}
-            read => drop(read.context("listen to a server")?),
+            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => Ok(String::new()),
+            line => line.context("listen to a server"),
         }
-        Ok(line.trim_end().to_owned())
     }
 
     /// Whether a line has been received that [`KeptServer::line`] has not returned.
@@ -251,7 +260,10 @@ impl KeptServer {
             Ok(_) => {}
             Err(e) => tracing::warn!("a server that has left is not awaited: {e:#}"),
         };
-        spawn_named("reaper", wait).context("start a thread")?;
+        if let Err(e) = spawn_named("reaper", wait) {
+            // Without the thread, the process was killed and awaited here. It uses nothing any more.
+            tracing::warn!("a server that has left is not awaited on a thread of its own: {e}");
+        }
         Ok(End::Left)
     }
 
@@ -278,6 +290,14 @@ pub(crate) fn await_serve(mut keeper: UnixStream) -> Result<Option<Zeroizing<[u8
     let mut key = Zeroizing::new([0; CRYPT_KEY]);
     keeper.read_exact(&mut *key).context("get the key from the keeper")?;
     Ok(Some(key))
+}
+
+/// Reads a line without its end, or up to `LINE_MAX` bytes of it. A line of a faulty program, of any
+/// length and of any bytes, is no error.
+fn read_line(from: &mut impl BufRead) -> io::Result<String> {
+    let mut line = Vec::new();
+    from.take(LINE_MAX).read_until(b'\n', &mut line)?;
+    Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
 }
 
 /// Whether a descriptor becomes readable, or reaches its end, within `patience`.

@@ -18,6 +18,7 @@
 //! | [`handover`] | replaces the server of a mount with a keeper by another program |
 //! | [`offer`] | states what a program can serve |
 //! | `kept_server` | the process of a server, from the keeper's point of view |
+//! | [`init`] | waits for orphans where the command is the first process of a container |
 //! | [`courier`] | runs the process that sends notifications for which the kernel may wait |
 //! | [`daemon`] | serves several mounts in one process |
 //! | [`background`] | starts the process that serves, and waits until the mount is live |
@@ -29,6 +30,8 @@
 //! | [`os`] | wraps system calls: signals, heaps and descriptors |
 //! | [`text`], [`usage`] | format values and errors for users |
 #![deny(unsafe_code)]
+// A line that cannot be written must not end a process that serves: see `logging::note`.
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 pub mod background;
 pub mod clock;
@@ -39,6 +42,7 @@ pub mod embed;
 pub mod engine;
 pub mod handover;
 pub mod image;
+pub mod init;
 pub mod keeper;
 mod kept_server;
 pub mod key;

@@ -4,8 +4,8 @@
 //! `mountinfo` of `kedge_fuse` identifies them. Only a path on the caller's command line may lead
 //! into such a mount.
 
-use crate::engine;
 use crate::image::locate;
+use crate::{engine, logging};
 use anyhow::{Context, Result, bail};
 use kedge_device::Location;
 use kedge_fuse::MountEntry;
@@ -98,7 +98,8 @@ pub fn detach_dead(dir: &Path, image: &Path) -> Result<()> {
         // Checked again: both may be the same mount.
         if is_dead(&dir)? {
             engine::detach(&dir)?;
-            eprintln!("kedge: warning: {}: the mount of a process that had died is detached", dir.display());
+            let dir = dir.display();
+            logging::warn(format_args!("{dir}: the mount of a process that had died is detached"));
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
-use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use std::io;
 use std::mem::MaybeUninit;
 use std::path::PathBuf;
@@ -130,8 +130,17 @@ pub(crate) fn path_of(file: &impl AsRawFd) -> PathBuf {
 
 /// Whether an error is temporary: the system lacks memory, processes or descriptors.
 pub(crate) fn is_shortage(e: &anyhow::Error) -> bool {
-    let errno = e.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
-    matches!(errno, Some(libc::EAGAIN | libc::ENOMEM | libc::ENFILE))
+    let is_short = |e: io::Error| {
+        matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM | libc::ENFILE | libc::EMFILE))
+    };
+    e.chain().filter_map(io_error).any(is_short)
+}
+
+/// The error of a system call, whichever library made the call.
+pub(crate) fn io_error(cause: &(dyn std::error::Error + 'static)) -> Option<io::Error> {
+    let errno = cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+    let errno = errno.or_else(|| cause.downcast_ref::<Errno>().map(|e| e.raw_os_error()));
+    errno.map(io::Error::from_raw_os_error)
 }
 
 /// Whether the cause of an error may pass by itself: a lack of memory, threads or descriptors, or
@@ -140,7 +149,7 @@ pub(crate) fn may_pass(e: &io::Error) -> bool {
     use io::ErrorKind::{OutOfMemory, QuotaExceeded, StorageFull, WouldBlock};
     // The kinds are those of ENOMEM, EDQUOT, ENOSPC and EAGAIN.
     matches!(e.kind(), OutOfMemory | QuotaExceeded | StorageFull | WouldBlock)
-        || e.raw_os_error() == Some(libc::ENFILE)
+        || matches!(e.raw_os_error(), Some(libc::ENFILE | libc::EMFILE))
 }
 
 /// Takes ownership of a descriptor that this process has inherited, and sets close-on-exec. Must be
@@ -155,3 +164,7 @@ pub fn inherited(fd: i32) -> io::Result<OwnedFd> {
     fcntl_setfd(&fd, FdFlags::CLOEXEC)?;
     Ok(fd)
 }
+
+#[cfg(test)]
+#[path = "os_tests.rs"]
+mod tests;

@@ -5,12 +5,14 @@
 //! every log: a few lines a minute from each place in the code, and then the number of lines left
 //! out.
 
+use crate::logging;
 use crate::text::one_line;
 use kedge_base::{Clock, SystemClock};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::os::unix::net::UnixDatagram;
+use std::sync::Arc;
 use std::time::Duration;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
@@ -81,12 +83,17 @@ impl Visit for Words {
 }
 
 /// Limits the rate of warnings and errors.
-#[derive(Default)]
 pub struct Limit {
-    clock: SystemClock,
+    clock: Arc<dyn Clock>,
     /// By file and line, so bounded by the number of log statements. The lock has no rank: a
     /// message may be logged under any other lock, and no lock is taken under this one.
     seen: Mutex<BTreeMap<(&'static str, u32), Seen>>,
+}
+
+impl Default for Limit {
+    fn default() -> Limit {
+        Limit { clock: Arc::new(SystemClock::default()), seen: Mutex::default() }
+    }
 }
 
 #[derive(Default, Debug, PartialEq, Eq)]
@@ -128,7 +135,7 @@ impl<S: Subscriber> Layer<S> for Limit {
             self.seen.lock().entry((file, line)).or_insert(Seen { since: now, count: 0 }).judge(now);
         if let Verdict::Pass(left_out @ 1..) = verdict {
             let text = format!("{left_out} messages like the next one were left out");
-            eprintln!("kedge: {text}");
+            logging::note(&text);
             send(WARNING, &text);
         }
         verdict != Verdict::Drop

@@ -24,6 +24,8 @@
 //! A change holds the locks of the inodes whose attributes it reports, and no lock while it waits
 //! for the log (`export`). A thread takes these locks before any lock of the library.
 #![forbid(unsafe_code)]
+// They panic if the line cannot be written.
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 #![warn(unreachable_pub)]
 
 mod access;

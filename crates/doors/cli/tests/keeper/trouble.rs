@@ -6,9 +6,12 @@ use crate::common::{Place, copy_program, needs_fuse, tool, until, until_dead};
 use crate::parent_of;
 use kedge_base::spawn_named;
 use kedge_fuse::keep::INJECTS;
-use rustix::process::{Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -30,6 +33,62 @@ fn the_image_may_be_renamed_and_its_name_given_to_another() {
     assert_eq!(fs::read(place.path("mnt/b")).unwrap(), b"told, too");
     place.unmount_and_check("renamed.kedge");
     assert!(fs::read(place.path("disk.kedge")).unwrap() == other, "another image was changed");
+}
+
+/// The next server finds the mount by its device number, wherever it is by then.
+#[test]
+fn the_mount_point_may_be_moved() {
+    needs_fuse!();
+    let place = Place::new();
+    for dir in ["a", "a/mnt"] {
+        fs::create_dir(place.path(dir)).unwrap();
+    }
+    place.run("mount --create 64M -o keeper disk.kedge a/mnt").ok();
+    fs::write(place.path("a/mnt/file"), "told").unwrap();
+    let named = place.path("a/mnt/nameless");
+    let mut nameless = File::options().create_new(true).read(true).write(true).open(named).unwrap();
+    nameless.write_all(b"open").unwrap();
+    fs::remove_file(place.path("a/mnt/nameless")).unwrap();
+    fs::rename(place.path("a"), place.path("b")).unwrap();
+    std::os::unix::fs::symlink("b/mnt", place.path("mnt")).unwrap();
+    kill_server(&place, Signal::KILL);
+    assert_eq!(fs::read(place.path("b/mnt/file")).unwrap(), b"told");
+    place.run("upgrade-server b/mnt").ok();
+    let mut open = [0; 4];
+    nameless.read_exact_at(&mut open, 0).unwrap();
+    assert_eq!((keeper(&place)["handovers"].as_u64(), &open), (Some(1), b"open"));
+    let info = place.info("b/mnt");
+    assert_eq!(info["mount"]["mountpoint"], place.path("b/mnt").canonicalize().unwrap().to_str().unwrap());
+    drop(nameless);
+    place.unmount_and_check("disk.kedge");
+}
+
+/// The mount is not in the table any more, and ends with the last open file.
+#[test]
+fn a_detached_mount_is_served_and_closed_by_the_next_server() {
+    needs_fuse!();
+    let place = Place::after("mount --create 64M -o keeper disk.kedge mnt");
+    fs::write(place.path("mnt/a"), "told").unwrap();
+    let open = File::open(place.path("mnt/a")).unwrap();
+    let served = server(&place);
+    let keeper = pidfd_open(parent_of(served), PidfdFlags::empty()).unwrap();
+    kedge_fuse::unmount(&place.path("mnt").canonicalize().unwrap(), true).unwrap();
+    kill_process(served, Signal::KILL).unwrap();
+    let mut bytes = [0; 4];
+    // Not in the kernel's cache.
+    rustix::fs::fadvise(&open, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    open.read_exact_at(&mut bytes, 0).unwrap();
+    assert_eq!(&bytes, b"told");
+    drop(open);
+    until("the keeper ends", || is_readable(&keeper));
+    let closed = place.info("disk.kedge");
+    assert_eq!(closed["clean"], true, "{closed}");
+    assert_eq!(place.run("cat disk.kedge:/a").ok(), "told");
+    place.run("fsck disk.kedge").ok();
+}
+
+fn is_readable(fd: &OwnedFd) -> bool {
+    poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
 }
 
 #[test]
@@ -100,10 +159,10 @@ struct Alone(PathBuf);
 
 impl Alone {
     /// Returns `None` where such a group cannot be made.
-    fn new() -> Option<Alone> {
+    fn new(name: &str) -> Option<Alone> {
         let old = PathBuf::from("/sys/fs/cgroup/pids");
         let top = if old.is_dir() { old } else { PathBuf::from("/sys/fs/cgroup") };
-        let group = Alone(top.join(format!("kedge-alone-{}", std::process::id())));
+        let group = Alone(top.join(format!("kedge-{name}-{}", std::process::id())));
         fs::create_dir(&group.0).ok()?;
         group.0.join("pids.max").exists().then_some(group)
     }
@@ -125,7 +184,7 @@ impl Drop for Alone {
 #[test]
 fn a_keeper_that_can_start_no_process_tries_again() {
     needs_fuse!(root: "only root can limit the number of processes");
-    let Some(group) = Alone::new() else {
+    let Some(group) = Alone::new("alone") else {
         return kedge_base::skip::note("no control group for processes");
     };
     let place = Place::after("mount --create 64M -o keeper disk.kedge mnt");
@@ -145,6 +204,38 @@ fn a_keeper_that_can_start_no_process_tries_again() {
     assert_eq!(fs::read(place.path("mnt/a")).unwrap(), b"told");
     assert_eq!(keeper(&place)["deaths"], 1);
     place.unmount_and_check("disk.kedge");
+}
+
+/// Each limit refuses another thread of the next server. One of them is a thread that it starts when
+/// it serves already.
+#[test]
+fn a_server_that_can_start_few_threads_is_followed_by_another() {
+    needs_fuse!(root: "only root can limit the number of processes");
+    let Some(group) = Alone::new("threads") else {
+        return kedge_base::skip::note("no control group for processes");
+    };
+    let procs = group.0.join("cgroup.procs");
+    for fewer in 4..=9 {
+        let place = Place::after("mkfs --size 64M disk.kedge");
+        fs::create_dir(place.path("mnt")).unwrap();
+        // A process starts the mount in the group, so that all its threads are counted.
+        let script = format!("echo $$ > {} && exec \"$K\" mount -o keeper disk.kedge mnt", procs.display());
+        let mut mount = place.command("sh");
+        mount.args(["-c", &script]).env("K", env!("CARGO_BIN_EXE_kedge"));
+        tool(mount, "kedge");
+        fs::write(place.path("mnt/a"), "told").unwrap();
+        let server = server(&place);
+        let now: u64 = fs::read_to_string(group.0.join("pids.current")).unwrap().trim().parse().unwrap();
+        group.set("pids.max", &(now - fewer).to_string());
+        kill_process(server, Signal::KILL).unwrap();
+        // A keeper waits for a second before it starts another server.
+        std::thread::sleep(Duration::from_secs(2));
+        group.set("pids.max", "max");
+        let read = fs::read(place.path("mnt/a"));
+        assert_eq!(read.unwrap(), b"told", "{now} processes and threads before, {fewer} fewer then");
+        place.unmount_and_check("disk.kedge");
+    }
+    until("the group is empty", || fs::read(&procs).unwrap().is_empty());
 }
 
 /// A small file system for an image that has a larger size. Unmounted when it is dropped.

@@ -7,7 +7,7 @@
 //! ignores, so an engine that returns a short count there would lose data silently.
 
 use crate::common::mapping::Mapping;
-use crate::common::{Place, no_fuse};
+use crate::common::{Place, needs_fuse, no_fuse, tool};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -143,6 +143,43 @@ fn full_image(options: &str) {
     );
     assert!(!options.contains("-o writeback_cache") || told.is_err(), "there was no room for 500,000 bytes");
     place.unmount_and_check("disk.kedge");
+}
+
+/// An append to an append-only file bypasses the kernel's page cache, and the kernel sends no FSYNC
+/// after it.
+#[test]
+fn a_synchronous_append_to_an_append_only_file_is_durable() {
+    needs_fuse!(root: "only root may make a file append-only");
+    for options in ["commit=300", "commit=300,writeback_cache"] {
+        let place = Place::after("mkfs --immutable --size 64M disk.kedge");
+        let chattr = |args: [&str; 2]| {
+            let mut command = place.command("chattr");
+            command.args(args);
+            tool(command, "e2fsprogs");
+        };
+        place.run(&format!("mount -o {options} --create 64M disk.kedge mnt")).ok();
+        let mut opened = Vec::new();
+        for (name, flags) in [("sync", libc::O_SYNC), ("dsync", libc::O_DSYNC), ("later", libc::O_DSYNC)] {
+            let path = place.path(&format!("mnt/{name}"));
+            File::create(&path).unwrap();
+            chattr(["+a", &format!("mnt/{name}")]);
+            opened.push(OpenOptions::new().append(true).custom_flags(flags).open(path).unwrap());
+        }
+        // The open file is as before.
+        chattr(["-a", "mnt/later"]);
+        rustix::fs::syncfs(File::open(place.path("mnt")).unwrap()).unwrap();
+        for mut file in &opened {
+            file.write_all(&[b'r'; 5000]).unwrap();
+        }
+        crate::common::kill(&place, "mnt");
+        drop(opened);
+        place.run("mount disk.kedge mnt").ok();
+        for name in ["sync", "dsync", "later"] {
+            let now = std::fs::read(place.path(&format!("mnt/{name}"))).unwrap();
+            assert!(now == [b'r'; 5000], "{options}: {name} has {} bytes", now.len());
+        }
+        place.unmount_and_check("disk.kedge");
+    }
 }
 
 /// While the device fails, every kind of durability call fails, and none succeeds from memory.

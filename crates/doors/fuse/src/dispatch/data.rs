@@ -5,9 +5,10 @@ use crate::abi::InHeader;
 use crate::args::Args;
 use crate::atomics::Shown;
 use crate::errno::{Answer, EINVAL, Errno};
+use crate::opens::DIRECT;
 use crate::ops::Ops;
 use crate::server::Server;
-use crate::settle::{PageJob, SettledJob, Then};
+use crate::settle::{self, PageJob, SettledJob, Then};
 use crate::task::Capability;
 use crate::transport::{Reply, Request};
 use crate::{abi, caller};
@@ -35,19 +36,18 @@ impl<O: Ops> Server<O> {
                     return shown.into_iter().for_each(|shown| self.page_job(PageJob::Drop(shown)));
                 }
                 self.atomics.note_other(node);
-                let appends = self.is_append_only(node);
+                let cached = asked.write_flags & abi::WRITE_CACHE != 0;
+                // The open file stays a direct one if the flag is cleared while it is open.
+                let bypasses = !cached && asked.fh == DIRECT || self.is_append_only(node);
                 let end = self.end_to_append_at(node, &asked);
                 let placed = abi::WriteIn { offset: end.unwrap_or(asked.offset), ..asked };
-                let written = match appends && self.has_capability(node) {
+                let written = match bypasses && self.has_capability(node) {
                     true => Err(Errno(libc::EPERM)),
                     false => self.written(&request.header, &placed, args),
                 };
                 match written {
-                    // The append has bypassed the page cache, so stale pages must be dropped.
-                    Ok(written) if appends => {
-                        let then = Then::Written(written);
-                        self.settle(SettledJob { reply, ino: node, from: asked.offset, then });
-                    }
+                    // The write has bypassed the page cache, so stale pages must be dropped.
+                    Ok(written) if bypasses => self.settle_written(node, &asked, written, reply),
                     written => {
                         reply.finish(written);
                         // The pages that the kernel has filled are those of another place. They are
@@ -59,6 +59,25 @@ impl<O: Ops> Server<O> {
                 }
             }
         }
+    }
+
+    /// Replies to a WRITE that has bypassed the page cache, when the kernel has dropped the pages.
+    /// The kernel sends no FSYNC after such a WRITE, so one with `O_SYNC` or `O_DSYNC` (or
+    /// `RWF_SYNC`, `RWF_DSYNC`) is durable before the reply.
+    fn settle_written(&self, node: Ino, asked: &abi::WriteIn, written: abi::WriteOut, reply: Reply) {
+        let from = asked.offset;
+        let job = move |then| SettledJob { reply, ino: node, from, then };
+        if asked.fh != DIRECT || asked.flags & libc::O_DSYNC as u32 == 0 {
+            return self.settle(job(Then::Written(written)));
+        }
+        // O_SYNC includes the bit of O_DSYNC.
+        let datasync = asked.flags & libc::O_SYNC as u32 != libc::O_SYNC as u32;
+        let jobs = self.settled.clone();
+        let done = move |synced: kedgefs::Result<()>| {
+            let then = synced.map_or_else(|e| Then::Failed(e.into()), |()| Then::Written(written));
+            settle::queue(&jobs, PageJob::Request(job(then)));
+        };
+        self.ops.fsync_async(node, datasync, Box::new(done));
     }
 
     /// Returns the end of the file if the write appends and the kernel may not know the end. The
@@ -133,7 +152,8 @@ impl<O: Ops> Server<O> {
     /// - With a writeback cache the kernel sets the time stamps at write(2), and sends them in a
     ///   SETATTR that may overtake the data. So the data does not change them.
     ///
-    /// `O_SYNC` and `O_DSYNC` need nothing here: the kernel sends an FSYNC after the WRITE.
+    /// `O_SYNC` and `O_DSYNC` need nothing here: the kernel sends an FSYNC after the WRITE, except
+    /// for an open file with `FOPEN_DIRECT_IO` (see `settle_written`).
     fn write_mode(&self, asked: &abi::WriteIn) -> WriteMode {
         let direct = asked.flags & libc::O_DIRECT as u32 != 0;
         let cached = asked.write_flags & abi::WRITE_CACHE != 0;

@@ -3,7 +3,7 @@
 use crate::abi::{self, fopen};
 use crate::args::Args;
 use crate::errno::{Answer, Errno};
-use crate::opens::{STORES, Store};
+use crate::opens::{DIRECT, STORES, Store};
 use crate::ops::Ops;
 use crate::server::Server;
 use crate::transport::Request;
@@ -50,7 +50,8 @@ impl<O: Ops> Server<O> {
                 return Err(Errno(libc::EPERM));
             }
             if set.has(FileFlags::APPEND) {
-                return Ok(open_out(fopen::DIRECT_IO | fopen::KEEP_CACHE | fopen::NOFLUSH));
+                let open = open_out(fopen::DIRECT_IO | fopen::KEEP_CACHE | fopen::NOFLUSH);
+                return Ok(abi::OpenOut { fh: DIRECT, ..open });
             }
         }
         if truncates {

@@ -30,18 +30,27 @@ impl Answers {
         Answers { held, number }
     }
 
+    /// Stores a result. A server that fails after this leaves the journal as it is, so the next one
+    /// stores the same results. They keep their places in the ring: otherwise, after some such
+    /// servers, they would overwrite the results of an earlier life.
     pub(crate) fn add(&mut self, area: &Area, answered: Answered) {
-        let place = ANSWERS_AT + self.number % ANSWERS * size_of::<Answered>() as u64;
+        let held = self.held.get(&answered.unique).map(|held| held.number);
+        let number = held.filter(|number| self.number <= number + ANSWERS).unwrap_or(self.number);
+        let place = ANSWERS_AT + number % ANSWERS * size_of::<Answered>() as u64;
         let number_at = place + std::mem::offset_of!(Answered, number) as u64;
         // A number other than 0 makes the result valid. It is 0 while old and new fields are mixed.
         area.store(number_at, 0);
         area.put(place, Answered { number: 0, ..answered }.as_bytes());
-        area.store(number_at, self.number);
-        self.held.insert(answered.unique, Answered { number: self.number, ..answered });
-        self.number += 1;
+        area.store(number_at, number);
+        self.held.insert(answered.unique, Answered { number, ..answered });
+        self.number = self.number.max(number + 1);
     }
 
     pub(crate) fn take(&mut self, unique: u64) -> Option<Answered> {
         self.held.remove(&unique)
     }
 }
+
+#[cfg(test)]
+#[path = "answers_tests.rs"]
+mod tests;

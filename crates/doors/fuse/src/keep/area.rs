@@ -78,7 +78,7 @@ fields!(
     pub(crate) Suspect = 32 { unique: u64, node: u64, opcode: u32, deaths: u32, under_way: u64 }
 );
 fields!(
-    pub(crate) Head = 984 {
+    pub(crate) Head = 1000 {
         magic: u64, version: u32, padding: u32, life: u64, negotiated: Negotiated, suspect: Suspect,
         // For each life, the end of the log that recovery found after it; 0 if recovery has not run
         // yet.
@@ -105,6 +105,11 @@ fields!(
         // The last life, if it has not noted anything in the journal. The next server begins that
         // life again. Another number, such as 0, means that there is no such life.
         starting: u64,
+        // The device number of the mount's file system: the major number in the upper half, the
+        // minor in the lower; 0 if the keeper has not noted it.
+        device: u64,
+        // Not 0 if the kernel waits for the server at sync(2) and umount(2) (`fuseblk`).
+        privileged: u64,
     }
 );
 fields!(
@@ -157,6 +162,18 @@ impl Area {
     /// Notes that the keeper gives the image up when its server has closed it.
     pub fn note_releases(&self) {
         self.store(at!(releases), 1);
+    }
+
+    /// Notes the mount, which its servers find in the mount table by its device number
+    /// (`major:minor`).
+    pub fn note_mount(&self, device: Option<&str>, privileged: bool) {
+        let numbers = device.and_then(|device| device.split_once(':'));
+        let numbers =
+            numbers.and_then(|(major, minor)| Some((major.parse::<u32>().ok()?, minor.parse().ok()?)));
+        let number =
+            numbers.map_or(0, |(major, minor): (u32, u32)| u64::from(major) << 32 | u64::from(minor));
+        self.store(at!(device), number);
+        self.store(at!(privileged), privileged.into());
     }
 
     /// Opens an area that another process has made.

@@ -93,6 +93,20 @@ impl Life {
         i32::try_from(head.image).ok().filter(|fd| *fd > 0)
     }
 
+    /// The device number of the mount's file system (`major:minor`). `None` if the keeper is of an
+    /// older version.
+    pub(crate) fn device(&self) -> Option<String> {
+        let head: Head = self.area.read(0);
+        (head.device != 0).then(|| format!("{}:{}", head.device >> 32, head.device & u64::from(u32::MAX)))
+    }
+
+    /// Whether the kernel waits for the server at sync(2) and umount(2). False also if the keeper is
+    /// of an older version.
+    pub(crate) fn is_privileged(&self) -> bool {
+        let head: Head = self.area.read(0);
+        head.privileged != 0
+    }
+
     /// Whether the keeper gives the image up when this server has closed it. False if the keeper is
     /// of an older version, which holds the image until it ends.
     pub fn keeper_releases(&self) -> bool {

@@ -28,6 +28,7 @@ use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::LazyLock;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::Receiver;
 use zerocopy::FromZeros;
 
@@ -598,6 +599,17 @@ fn a_request_that_kills_three_servers_is_refused() {
     assert_eq!((&bytes[..7], &bytes[50..]), (&b"goes on"[..], &b"served"[..]));
 }
 
+fn mount_point() -> MountPoint {
+    MountPoint {
+        image: "image".into(),
+        dir: "dir".into(),
+        device: None,
+        privileged: false,
+        source: "image".into(),
+        why_plain: None,
+    }
+}
+
 /// Whether servers that take over report that they serve: one that dies while it makes a change
 /// again, and one that does not.
 #[test]
@@ -617,15 +629,7 @@ fn a_server_that_dies_while_it_makes_changes_again_has_not_served() {
         }
         world.device = Arc::new(world.device.fork());
         let (life, fs) = begin(&world.device, &world.area);
-        let mount = MountPoint {
-            image: "image".into(),
-            dir: "dir".into(),
-            device: None,
-            privileged: false,
-            source: "image".into(),
-            why_plain: None,
-        };
-        let session = MountedSession::new(Arc::new(Wire::default()), mount, FuseOptions::default());
+        let session = MountedSession::new(Arc::new(Wire::default()), mount_point(), FuseOptions::default());
         let session = session.living(life);
         let serves = Cell::new(false);
         let live = || {
@@ -643,6 +647,61 @@ fn a_server_that_dies_while_it_makes_changes_again_has_not_served() {
     }
     std::panic::set_hook(hook);
     assert_eq!(reported, [false, false, true]);
+}
+
+#[test]
+fn the_mount_is_noted_and_unknown_below_an_older_keeper() {
+    let area = Area::make().unwrap();
+    let life = |area: &Area| Life::begin(Area::inherited(area.fd().try_clone_to_owned().unwrap()).unwrap());
+    assert_eq!((life(&area).device(), life(&area).is_privileged()), (None, false));
+    for (device, privileged) in [("7:1048575", true), ("0:61", false)] {
+        area.note_mount(Some(device), privileged);
+        assert_eq!(life(&area).device().as_deref(), Some(device));
+        assert_eq!(life(&area).is_privileged(), privileged);
+    }
+}
+
+/// A connection whose reads fail while the mount lasts.
+struct Unreadable;
+
+impl Transport for Unreadable {
+    fn name(&self) -> &'static str {
+        "unreadable"
+    }
+    fn workers(&self) -> usize {
+        1
+    }
+    fn receive<'a>(&'a self, _: usize, _: &'a mut RequestBuf) -> io::Result<Received<'a>> {
+        Err(io::Error::from_raw_os_error(libc::EIO))
+    }
+    fn wait(&self, _: usize) -> io::Result<()> {
+        Ok(())
+    }
+    fn reply(&self, _: u32, _: u64, _: i32, _: &[&[u8]]) -> io::Result<()> {
+        Ok(())
+    }
+    fn notify(&self, _: i32, _: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A close would make the keeper give the image up, and so end the mount.
+#[test]
+fn a_server_that_cannot_go_on_leaves_the_image_open_for_the_next_one() {
+    let world = World::new();
+    let device = Arc::new(world.device.fork());
+    let area = Area::make().unwrap().fd().try_clone_to_owned().unwrap();
+    let (life, fs) = begin(&device, &area);
+    let closed = Arc::new(AtomicBool::new(false));
+    let closes = closed.clone();
+    let session = MountedSession::new(Arc::new(Unreadable), mount_point(), FuseOptions::default());
+    let close = move || {
+        closes.store(true, Relaxed);
+        Ok::<_, io::Error>(())
+    };
+    let served = session.living(life).resume_and_close(fs, || Ok(()), close);
+    assert_eq!(served.err().and_then(|e| e.raw_os_error()), Some(libc::EIO));
+    assert!(!closed.load(Relaxed), "the image was closed");
 }
 
 /// Whether the changes are made again after many servers that could not: half of them do not reach

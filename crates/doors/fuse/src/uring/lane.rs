@@ -35,8 +35,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use zerocopy::IntoBytes;
 
-/// The number of entries at the start: of the queue of this lane's processor, and of any other
-/// queue.
+/// The number of entries at the start: of the queue of this lane's processor, and the most of any
+/// other queue.
 const ENTRIES: (usize, usize) = (256, 64);
 /// Limit for the entries of a lane. Each has 1 MiB of memory, which is allocated as requests use
 /// it.
@@ -89,6 +89,13 @@ pub(super) struct Lane {
 // SAFETY: only the kernel writes to `rung`, and no thread reads it. `state` protects the ring's
 // queues, and all other fields are `Sync`.
 unsafe impl Sync for Lane {}
+
+/// The number of entries at the start of each queue of another processor, if a lane serves `others`
+/// of them. Each queue needs one, because the kernel uses the rings only when all queues have
+/// entries. Half of the entries are left for the queues that need more later.
+fn entries_of_other(others: usize) -> usize {
+    (ENTRIES_MAX / 2 / others.max(1)).clamp(1, ENTRIES.1)
+}
 
 thread_local! {
     /// The address of the lane of which this thread is a worker; 0 if it is none.
@@ -169,7 +176,7 @@ impl Lane {
                 return Ok(Received::Nothing);
             }
             for queue in 0..self.queues.len() {
-                let count = if queue == 0 { ENTRIES.0 } else { ENTRIES.1 };
+                let count = if queue == 0 { ENTRIES.0 } else { entries_of_other(self.queues.len() - 1) };
                 self.register(&mut state, queue, count)?;
             }
             state.registered = true;
@@ -406,3 +413,7 @@ impl Lane {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "lane_tests.rs"]
+mod tests;
