@@ -208,9 +208,10 @@ impl Export {
     }
 
     /// Makes a change durable whose record is the inode's last or an earlier one. Concurrent calls
-    /// share a force of the log.
+    /// share a force of the log. Neither writes data of the inode nor reports that data was lost:
+    /// that is the error of the client that has written the data.
     pub(crate) fn force_change(&self, ino: Ino) -> Outcome<()> {
-        match self.fs.fsync(ino, false) {
+        match self.fs.sync_attributes(ino) {
             // Another client has removed the inode since. Its last record can no longer be found,
             // so a sync makes everything durable, this change included.
             Err(Error::NotFound) => self.forced(self.fs.sync()),
