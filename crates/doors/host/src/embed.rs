@@ -96,15 +96,45 @@ pub fn owner() -> Owner {
 
 /// Refuses options that apply only to mounts.
 fn refuse_mount_words(words: &MountWords) -> Outcome<()> {
+    // A field that is added later must be placed in one of the two lists.
+    let MountWords {
+        read_only: _,
+        cache_size: _,
+        switches: _,
+        dirty_tracking: _,
+        tree_lock: _,
+        volatile: _,
+        offset: _,
+        sizelimit: _,
+        key_file: _,
+        rbd_timeout: _,
+        nbd_timeout: _,
+        allow_other,
+        privileged,
+        workers,
+        placement,
+        transport,
+        writeback_cache,
+        reflink,
+        tree,
+        keeper,
+        nosuid,
+        nodev,
+        noexec,
+    } = words;
     let given = [
-        ("allow_other", words.allow_other),
-        ("fuse and fuseblk", words.privileged.is_some()),
-        ("workers", words.workers.is_some()),
-        ("placement", words.placement.is_some()),
-        ("transport", words.transport.is_some()),
-        ("writeback_cache", words.writeback_cache.is_some()),
-        ("reflink", words.reflink.is_some()),
-        ("tree", words.tree.is_some()),
+        ("allow_other", *allow_other),
+        ("fuse and fuseblk", privileged.is_some()),
+        ("workers", workers.is_some()),
+        ("placement", placement.is_some()),
+        ("transport", transport.is_some()),
+        ("writeback_cache", writeback_cache.is_some()),
+        ("reflink", reflink.is_some()),
+        ("tree", tree.is_some()),
+        ("keeper", *keeper),
+        ("nosuid", *nosuid),
+        ("nodev", *nodev),
+        ("noexec", *noexec),
     ];
     match given.iter().find(|(_, given)| *given) {
         None => Ok(()),
