@@ -194,8 +194,16 @@ unsafe extern "C" fn open(
     // SAFETY: SQLite passes memory for a handle.
     unsafe { methods::set_closed(handle) };
     with(SQLITE_CANTOPEN, || {
-        // SAFETY: SQLite passes a string that `full_pathname` made, with the parameters of its URI.
-        let (full, options) = unsafe { (text(name)?, parameter(name, c"options")?) };
+        // SAFETY: SQLite passes a string that `full_pathname` made, or one that begins with it.
+        let full = unsafe { text(name)? };
+        // Names of other files need have no parameters: before 3.32, the name of a super-journal
+        // ends with one NUL, and SQLite would read on behind it. Only the first open of an image
+        // uses the options.
+        let options = match flags & sqlite::SQLITE_OPEN_MAIN_DB {
+            0 => String::new(),
+            // SAFETY: the name of a database has the parameters of its URI.
+            _ => unsafe { parameter(name, c"options")? },
+        };
         let _image = RESOLVED.take();
         let has = |flag| flags & flag != 0;
         let how = How {
@@ -382,3 +390,7 @@ unsafe extern "C" fn current_time_int64(_vfs: *mut sqlite::sqlite3_vfs, time: *m
         }
     }
 }
+
+#[cfg(test)]
+#[path = "vfs_tests.rs"]
+mod tests;
