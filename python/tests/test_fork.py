@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
@@ -115,6 +116,34 @@ def test_the_end_of_a_child_leaves_the_image_alone(image, kedge, end):
     subprocess.run([kedge, "fsck", "-f", image], check=True, capture_output=True)
     with kedgefs.open(image, readonly=True) as fs:
         assert fs.listdir() == ["f"] and fs.read_bytes("f") == b"parent goes on"
+
+
+def test_a_child_does_not_wait_for_a_thread_that_opens_an_image(image):
+    pytest.importorskip("fsspec")
+    from kedgefs.fsspec import KedgeFileSystem, _Shared
+
+    parent = KedgeFileSystem(image)
+    holds, ends = threading.Event(), threading.Event()
+
+    def hold():
+        with _Shared.lock:
+            holds.set()
+            ends.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    holds.wait()
+
+    def work():
+        signal.alarm(5)
+        return [error_of(lambda: KedgeFileSystem(f"{image}2")), error_of(parent.close)]
+
+    try:
+        assert in_child(work) == (0, repr([errno.EBADF, None]))
+    finally:
+        ends.set()
+        thread.join()
+    parent.close()
 
 
 def read_note(image):
