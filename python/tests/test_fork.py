@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
@@ -117,6 +118,34 @@ def test_the_end_of_a_child_leaves_the_image_alone(image, kedge, end):
         assert fs.listdir() == ["f"] and fs.read_bytes("f") == b"parent goes on"
 
 
+def test_a_child_does_not_wait_for_a_thread_that_opens_an_image(image):
+    pytest.importorskip("fsspec")
+    from kedgefs.fsspec import KedgeFileSystem, _Shared
+
+    parent = KedgeFileSystem(image)
+    holds, ends = threading.Event(), threading.Event()
+
+    def hold():
+        with _Shared.lock:
+            holds.set()
+            ends.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    holds.wait()
+
+    def work():
+        signal.alarm(5)
+        return [error_of(lambda: KedgeFileSystem(f"{image}2")), error_of(parent.close)]
+
+    try:
+        assert in_child(work) == (0, repr([errno.EBADF, None]))
+    finally:
+        ends.set()
+        thread.join()
+    parent.close()
+
+
 def read_note(image):
     with kedgefs.open(image, readonly=True) as fs:
         return fs.read_bytes("f")
@@ -159,3 +188,37 @@ def test_a_killed_program_loses_nothing_that_was_synced(image, kedge):
                 # The program may have replaced it once more.
                 number = int(found[: len(found) // 3000])
                 assert number in (n, n + 7) and found == b"%d" % number * 3000
+
+
+# The program is the first process of a PID namespace, and its child that of another one.
+ALIKE = """
+    import ctypes, errno, os, signal, sys, kedgefs
+    assert os.getpid() == 1
+    fs = kedgefs.open(sys.argv[1])
+    fs.write_bytes("f", b"parent")
+    fs.sync()
+    assert ctypes.CDLL(None).unshare(0x20000000) == 0
+    if os.fork() == 0:
+        signal.alarm(30)
+        assert os.getpid() == 1
+        try:
+            fs.write_bytes("child", b"child")
+        except OSError as e:
+            assert e.errno == errno.EBADF
+            sys.exit()
+        os._exit(1)
+    status = os.wait()[1]
+    fs.write_bytes("g", b"goes on")
+    fs.close()
+    print("child ended with", status)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes PID namespaces")
+def test_a_child_with_the_number_of_its_parent_is_refused(image, kedge):
+    command = ["unshare", "-pf", "--mount-proc", sys.executable, "-c", textwrap.dedent(ALIKE), image]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0 and ended.stdout == "child ended with 0\n", ended
+    subprocess.run([kedge, "fsck", "-f", image], check=True, capture_output=True)
+    with kedgefs.open(image, readonly=True) as fs:
+        assert sorted(fs.listdir()) == ["f", "g"]

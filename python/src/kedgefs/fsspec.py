@@ -20,14 +20,14 @@ __all__ = ["KedgeFileSystem"]
 
 
 class _Shared:
-    """An image that several KedgeFileSystem objects of this process use. It is closed when the last
-    of them is closed, or at the end of the program."""
+    """An image that several KedgeFileSystem objects of this process use. It is closed when one of
+    them is closed, or at the end of the program."""
 
     lock = threading.Lock()
     images: dict[str, _Shared] = {}
 
     def __init__(self, key: str, how: tuple[Any, ...], fs: _fs.FileSystem) -> None:
-        self.key, self.how, self.fs, self.pid = key, how, fs, os.getpid()
+        self.key, self.how, self.fs = key, how, fs
 
     @classmethod
     def get(cls, fo: str, readonly: bool, create: Any, options: dict[str, Any]) -> _Shared:
@@ -35,13 +35,23 @@ class _Shared:
         how = (readonly, tuple(sorted((name, str(value)) for name, value in options.items())))
         with cls.lock:
             found = cls.images.get(key)
-            if found is not None and found.pid == os.getpid() and not found.fs.closed:
+            if found is not None and not found.fs.closed:
                 if found.how != how:
                     raise ValueError(f"{fo} is open in this process with other options")
                 return found
             made = cls(key, how, _fs.open(fo, readonly, create=create, **options))
             cls.images[key] = made
             return made
+
+    @classmethod
+    def forget(cls) -> None:
+        """In a child: the thread that held the lock does not exist here, and the images are of the
+        parent."""
+        cls.lock = threading.Lock()
+        cls.images = {}
+
+
+os.register_at_fork(after_in_child=_Shared.forget)
 
 
 class KedgeFileSystem(AbstractFileSystem):

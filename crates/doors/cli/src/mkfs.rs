@@ -2,15 +2,15 @@
 
 use crate::info;
 use anyhow::{Context, Result, bail};
+use kedge_device::Device;
 use kedge_host::create::Target;
-use kedge_host::image::{Image, is_uri};
 use kedge_host::options::parse_size;
 use kedge_host::{Usage, clock, create, engine, mounts};
 use kedge_transfer::import;
 use kedgefs::FormatOptions;
-use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 #[derive(clap::Args, Debug)]
 #[command(version, disable_version_flag = true)]
@@ -93,13 +93,10 @@ fn parse_image_size(text: &str) -> Result<ImageSize, String> {
 
 pub fn run(args: Args) -> Result<ExitCode> {
     let target = match create::exists(&args.image)? {
-        true => Some(Target::open(&args.image)?),
+        true => Some(open_target(&args.image, args.force)?),
         false => None,
     };
     let is_new = target.is_none();
-    if let Some(target) = &target {
-        check_target(&args.image, target.path(), args.force).map_err(|e| target.under_its_name(e))?;
-    }
     let source = open_source(&args, is_new)?;
     let date = clock::source_date()?;
     let bytes = size(&args, source.as_ref(), is_new)?;
@@ -119,7 +116,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         ..FormatOptions::default()
     };
     options.seed = date.map(|date| import::seed(date, &options));
-    let fill = |image: &Path| match &source {
+    let fill = |image: Arc<dyn Device>| match &source {
         Some(source) => import::fill(source, image, date),
         None => Ok(()),
     };
@@ -128,26 +125,23 @@ pub fn run(args: Args) -> Result<ExitCode> {
             let size = options.size.expect("a new image has one");
             create::filled(&args.image, size, &options, args.encrypt, &fill)?;
         }
-        Some(target) => overwrite(&args.image, target.path(), &options, args.encrypt, &fill)
-            .map_err(|e| target.under_its_name(e))?,
+        Some(target) => overwrite(&args.image, target, &options, args.encrypt, &fill)?,
     }
     info::print(&info::of_image(&args.image)?, false)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Makes an image in the existing target at `path`, which the user knows as `named`.
+/// Makes an image in an existing target, which the user knows as `named`.
 fn overwrite(
     named: &Path,
-    path: &Path,
+    target: &Target,
     options: &FormatOptions,
     encrypt: bool,
-    fill: &dyn Fn(&Path) -> Result<()>,
+    fill: &dyn Fn(Arc<dyn Device>) -> Result<()>,
 ) -> Result<()> {
-    if let Some(size) = options.size {
-        extend(path, size + engine::overhead(encrypt))?;
-    }
-    engine::format(named, path, options, encrypt)?;
-    fill(path).with_context(|| format!("{} is filled only in part", named.display()))
+    let device = target.device(options.size.map(|size| size + engine::overhead(encrypt)))?;
+    let device = engine::format(named, device, options, encrypt)?;
+    fill(device).with_context(|| format!("{} is filled only in part", named.display()))
 }
 
 fn open_source(args: &Args, is_new: bool) -> Result<Option<import::Source>> {
@@ -175,36 +169,17 @@ fn size(args: &Args, source: Option<&import::Source>, is_new: bool) -> Result<Op
     }
 }
 
-/// Refuses a target that is mounted, and without `force` a target with existing data. The user
-/// knows it as `named`.
-fn check_target(named: &Path, path: &Path, force: bool) -> Result<()> {
-    let named = named.display();
-    if let Some(mount) = mounts::of_image(path)? {
+/// Opens an existing target. Refuses one that is mounted, and without `force` one with data.
+fn open_target(image: &Path, force: bool) -> Result<Target> {
+    let named = image.display();
+    if let Some(mount) = mounts::of_image(image)? {
         bail!("{named} is mounted on {}", mount.dir.display());
     }
-    let Some(held) = Image::open(path)?.content()?.name() else { return Ok(()) };
+    let target = Target::open(image)?;
+    let Some(held) = target.content()?.name() else { return Ok(target) };
     if !force {
         bail!("{named} holds {held}; -f overwrites it");
     }
     tracing::info!("overwriting {held} on {named}");
-    Ok(())
-}
-
-/// Extends a regular file to at least `size` bytes. A remote image that is too small is refused.
-/// A block device is not extended; the engine uses its whole size.
-fn extend(path: &Path, size: u64) -> Result<()> {
-    if is_uri(path)? {
-        let there = Image::open(path)?.size;
-        if there < size {
-            bail!("{} has {there} bytes, {size} are wanted", path.display());
-        }
-        return Ok(());
-    }
-    let file =
-        OpenOptions::new().write(true).open(path).with_context(|| format!("open {}", path.display()))?;
-    let meta = file.metadata().with_context(|| format!("stat {}", path.display()))?;
-    if meta.is_file() && meta.len() < size {
-        file.set_len(size).with_context(|| format!("extend {} to {size} bytes", path.display()))?;
-    }
-    Ok(())
+    Ok(target)
 }

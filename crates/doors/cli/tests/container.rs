@@ -112,6 +112,25 @@ assert os.lseek(f, 0, os.SEEK_DATA) == 499712"
     assert_eq!(errors, "");
 }
 
+/// As below chroot(8) and in an initial RAM disk.
+#[test]
+fn images_are_made_without_proc() {
+    if common::not_root("only root can hide /proc") {
+        return;
+    }
+    let place = Place::new();
+    let script = "
+        mount -t tmpfs none /proc
+        $K mkfs --size 64M disk.kedge > made
+        $K mkfs -f --size 96M disk.kedge > again
+        $K fsck -f disk.kedge >> again
+        $K info --json disk.kedge | grep -c 100663296
+        ls -A";
+    let (said, errors) = shell(&place, "unshare", "-m --propagation private", script);
+    assert_eq!(said, "1\nagain\ndisk.kedge\nkedge\nmade\n", "{errors}");
+    assert!(errors.lines().all(|line| line.contains("/proc/self/mountinfo")), "{errors}");
+}
+
 /// Mounts by root and by an ordinary user where `/dev/fuse` cannot be opened or does not exist.
 #[test]
 fn a_fuse_device_that_is_denied_or_missing_gets_advice() {

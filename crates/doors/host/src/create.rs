@@ -4,20 +4,20 @@
 //! interrupted run leaves no file that a later `mount --create` would mistake for an image.
 
 use crate::engine;
-use crate::image::locate;
-use crate::os;
+use crate::image::{Image, locate};
 use crate::text::show_size;
 use crate::usage::Usage;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use kedge_base::BLOCK_SIZE;
-use kedge_device::Location;
-use kedge_device::location::WindowUri;
+use kedge_device::{Device, Location, OpenOptions as DeviceOptions};
+use kedge_format::content::Content;
 use kedge_format::superblock::IMAGE_MIN;
 use kedgefs::FormatOptions;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Refuses a size below the minimum. Call it before the size is rounded to blocks, so that the
 /// message shows the requested size.
@@ -46,13 +46,12 @@ pub fn filled(
     size: u64,
     options: &FormatOptions,
     encrypt: bool,
-    fill: &dyn Fn(&Path) -> Result<()>,
+    fill: &dyn Fn(Arc<dyn Device>) -> Result<()>,
 ) -> Result<()> {
     let location = locate(path)?;
     if location.is_uri() {
         kedge_device::create(&location, size + engine::overhead(encrypt))?;
-        engine::format(path, path, options, encrypt)?;
-        return fill(path);
+        return fill(engine::format(path, engine::open_raw(path, false)?, options, encrypt)?);
     }
     let Some(name) = path.file_name() else {
         return Err(Usage(format!("{} names no file", path.display())).into());
@@ -61,19 +60,18 @@ pub fn filled(
     let name = name.to_string_lossy();
     let temporary = path.with_file_name(format!(".{name}.{}.new", std::process::id()));
     // An existing name may be another user's link to a file, which would be overwritten.
-    let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary);
+    let new = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&temporary);
     let new = new.with_context(|| format!("create {}", path.display()))?;
-    let opened = os::path_of(&new);
-    let made = engine::create(path, &opened, size, options, encrypt)
-        .and_then(|()| fill(&opened))
+    let shared = new.try_clone().map_err(anyhow::Error::from);
+    let made = shared
+        .and_then(|file| engine::create(path, file.into(), size, options, encrypt))
+        .and_then(fill)
         .and_then(|()| publish(&new, &temporary, path, dir));
     if made.is_err() && is_named(&new, &temporary)? {
         fs::remove_file(&temporary).with_context(|| format!("remove {}", temporary.display()))?;
     }
     let before = temporary.file_name().map(OsStr::to_string_lossy).unwrap_or_default();
-    made.map_err(|e| under_its_name(e, &opened.to_string_lossy(), &path.to_string_lossy()))
-        .map_err(|e| under_its_name(e, &before, &name))
-        .with_context(|| format!("create {}", path.display()))
+    made.map_err(|e| under_its_name(e, &before, &name)).with_context(|| format!("create {}", path.display()))
 }
 
 /// Replaces a name that the user does not know in an error by the name that the user gave.
@@ -110,37 +108,81 @@ fn publish(new: &File, temporary: &Path, path: &Path, dir: &Path) -> Result<()> 
 /// same file, even if another user exchanges its name for a link.
 pub struct Target {
     named: PathBuf,
-    opened: PathBuf,
+    location: Location,
     /// `None` for an image that is on no file of this machine.
-    _file: Option<File>,
+    file: Option<File>,
 }
 
 impl Target {
-    /// Opens a target without access to its contents: opening a pipe to read would wait for a
-    /// writer.
+    /// Opens a target. A pipe or a device that is no block device is refused without an open, which
+    /// would wait or have an effect.
     pub fn open(path: &Path) -> Result<Target> {
         let named = path.to_owned();
         let location = locate(path)?;
-        let Some(host) = location.host_path() else {
-            return Ok(Target { opened: named.clone(), named, _file: None });
-        };
-        let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(host);
-        let file = file.with_context(|| format!("open {}", path.display()))?;
-        let opened = match location {
-            Location::Window(uri) => WindowUri { path: os::path_of(&file), ..uri }.to_string().into(),
-            _ => os::path_of(&file),
-        };
-        Ok(Target { named, opened, _file: Some(file) })
+        let Some(host) = location.host_path() else { return Ok(Target { named, location, file: None }) };
+        let opening = || format!("open {}", path.display());
+        let found = fs::metadata(host).with_context(opening)?;
+        if !found.is_file() && !found.file_type().is_block_device() {
+            bail!("{} is neither a file nor a block device", path.display());
+        }
+        // If a pipe has taken the name meanwhile: an open for reading and writing does not wait for
+        // the other end.
+        let flags = libc::O_NOCTTY;
+        let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(host);
+        let file = file.with_context(opening)?;
+        let opened = file.metadata().with_context(opening)?;
+        ensure!(
+            (opened.dev(), opened.ino()) == (found.dev(), found.ino()),
+            "{} names another file by now",
+            path.display()
+        );
+        Ok(Target { named, location, file: Some(file) })
     }
 
-    /// A path that leads to the opened file as long as `self` lives.
-    pub fn path(&self) -> &Path {
-        &self.opened
+    /// Recognises by signatures what the target contains.
+    pub fn content(&self) -> Result<Content> {
+        match &self.file {
+            Some(file) if self.is_plain_file()? => {
+                let file = file.try_clone().with_context(|| format!("read {}", self.named.display()))?;
+                Image::of_file(&self.named, file)?.content()
+            }
+            _ => {
+                let unlocked = DeviceOptions { lock: false, io_uring: false, ..DeviceOptions::default() };
+                Image::on(&self.named, self.device_with(unlocked)?).content()
+            }
+        }
     }
 
-    /// Replaces [`Target::path`] in an error by the name that the user gave.
-    pub fn under_its_name(&self, e: anyhow::Error) -> anyhow::Error {
-        under_its_name(e, &self.opened.to_string_lossy(), &self.named.to_string_lossy())
+    /// Opens the device on the target. With `size`, a file is extended to at least that number of
+    /// bytes, and an image that cannot be extended from here and has fewer is refused. A block
+    /// device is not extended; the engine uses its whole size.
+    pub fn device(&self, size: Option<u64>) -> Result<Arc<dyn Device>> {
+        let device = self.device_with(engine::device_options(false))?;
+        let has = device.geometry().size;
+        match size {
+            Some(size) if has < size && self.location.is_uri() => {
+                bail!("{} has {has} bytes, {size} are wanted", self.named.display());
+            }
+            Some(size) if self.is_plain_file()? => {
+                let extended = device.grow(size);
+                extended.with_context(|| format!("extend {} to {size} bytes", self.named.display()))?;
+            }
+            _ => {}
+        }
+        Ok(device)
+    }
+
+    fn device_with(&self, options: DeviceOptions) -> Result<Arc<dyn Device>> {
+        let Some(file) = &self.file else { return Ok(kedge_device::open(&self.location, options)?) };
+        let file = file.try_clone().with_context(|| format!("open {}", self.named.display()))?;
+        Ok(kedge_device::open_on(&self.location, file.into(), options)?)
+    }
+
+    /// Whether the target is a regular file as a whole.
+    fn is_plain_file(&self) -> Result<bool> {
+        let Some(file) = &self.file else { return Ok(false) };
+        let found = file.metadata().with_context(|| format!("examine {}", self.named.display()))?;
+        Ok(found.is_file() && !self.location.is_uri())
     }
 }
 

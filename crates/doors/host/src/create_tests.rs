@@ -32,7 +32,7 @@ fn an_exchanged_temporary_name_is_not_published() {
     fs::write(&victim, vec![7; IMAGE_MIN as usize]).unwrap();
     let temporary = at(&format!(".image.{}.new", std::process::id()));
     let options = FormatOptions::default();
-    let exchange = |_: &Path| {
+    let exchange = |_| {
         fs::rename(&temporary, &away)?;
         Ok(std::os::unix::fs::symlink(&victim, &temporary)?)
     };
@@ -94,9 +94,8 @@ fn an_existing_target_is_opened_once() {
     let target = Target::open(&image).unwrap();
     fs::rename(&image, &away).unwrap();
     std::os::unix::fs::symlink(&victim, &image).unwrap();
-    engine::format(&image, target.path(), &FormatOptions::default(), false).unwrap();
+    assert_eq!(target.content().unwrap(), Content::Blank);
+    engine::format(&image, target.device(None).unwrap(), &FormatOptions::default(), false).unwrap();
     assert_eq!(Image::open(&away).unwrap().content().unwrap(), Content::KedgeFs);
     assert!(fs::read(&victim).unwrap().iter().all(|b| *b == 0), "the target of the link is unchanged");
-    let e = target.under_its_name(anyhow!("open {}", target.path().display()));
-    assert_eq!(format!("{e:#}"), format!("open {}", image.display()));
 }

@@ -12,7 +12,51 @@ fn errors_keep_their_numbers_on_the_way() {
 }
 
 #[test]
-fn a_program_has_no_keeper() {
-    let fault = open(Path::new("none.kedge"), "keeper").err();
-    assert_eq!(fault, Some(Fault::invalid("option keeper: there is no mount here")));
+fn options_of_the_kernels_side_are_refused() {
+    // Without an argument each word has its default value, as in the list of words.
+    let taken = [
+        "ro",
+        "rw",
+        "cache_size",
+        "tree_lock",
+        "default_permissions",
+        "dirty_tracking",
+        "volatile",
+        "nokeeper",
+        "offset",
+        "sizelimit",
+        "key-file",
+        "rbd_timeout",
+        "nbd_timeout",
+    ];
+    let refused = [
+        "allow_other",
+        "fuse",
+        "fuseblk",
+        "workers=2",
+        "placement=on",
+        "transport=dev",
+        "writeback_cache",
+        "nowriteback_cache",
+        "reflink",
+        "noreflink",
+        "tree=/t",
+        "keeper",
+        "nosuid",
+        "nodev",
+        "noexec",
+    ];
+    let name = |word: &'static str| word.split('=').next().unwrap();
+    for word in crate::options::KNOWN {
+        let lists = [taken.contains(&name(word)), refused.iter().any(|refused| name(refused) == name(word))];
+        assert_eq!(lists.iter().filter(|has| **has).count(), 1, "{word} must be in one list");
+    }
+    for word in refused {
+        let e = open(Path::new("none.kedge"), word).err().expect("no such image");
+        assert!(e.errno == libc::EINVAL && e.text.ends_with("there is no mount here"), "{word}: {e:?}");
+    }
+    for word in ["ro", "rw", "nokeeper", "volatile", "suid", "dev", "exec", "commit=3"] {
+        let e = open(Path::new("none.kedge"), word).err().expect("no such image");
+        assert_eq!(e.errno, libc::ENOENT, "{word}: {e:?}");
+    }
 }

@@ -41,7 +41,7 @@ const HOST_FREE_MIN: u64 = 4 << 20;
 const UNMOUNT_ATTEMPTS: u32 = 40;
 const UNMOUNT_PAUSE: Duration = Duration::from_millis(50);
 
-fn device_options(read_only: bool) -> OpenOptions {
+pub(crate) fn device_options(read_only: bool) -> OpenOptions {
     OpenOptions { read_only, lock_wait: LOCK_WAIT, ..OpenOptions::default() }
 }
 
@@ -50,10 +50,14 @@ pub fn overhead(encrypt: bool) -> u64 {
     if encrypt { CRYPT_AREA } else { 0 }
 }
 
-/// Formats an existing file, device or export at `path`, which the user knows as `named`. With
-/// `encrypt` the image is encrypted.
-pub fn format(named: &Path, path: &Path, options: &FormatOptions, encrypt: bool) -> Result<()> {
-    let device = open_raw(path, false)?;
+/// Formats the file, device or export at `named`, which is open as `device`. With `encrypt` the
+/// image is encrypted. Returns the decrypted device.
+pub fn format(
+    named: &Path,
+    device: Arc<dyn Device>,
+    options: &FormatOptions,
+    encrypt: bool,
+) -> Result<Arc<dyn Device>> {
     let formatted = || {
         let device = match encrypt {
             true => key::encrypt(named, device)?,
@@ -69,10 +73,16 @@ pub fn format(named: &Path, path: &Path, options: &FormatOptions, encrypt: bool)
     formatted().with_context(|| format!("format {}", named.display()))
 }
 
-/// Makes an image with a file system of `size` bytes in the empty file at `path`, which the user
-/// knows as `named`. With `encrypt` the file also has the encryption header.
-pub fn create(named: &Path, path: &Path, size: u64, options: &FormatOptions, encrypt: bool) -> Result<()> {
-    let device = FileDevice::create(path, size + overhead(encrypt), OpenOptions::default())?;
+/// Makes an image with a file system of `size` bytes in an empty file, which the user knows as
+/// `named`. With `encrypt` the file also has the encryption header. Returns the decrypted device.
+pub fn create(
+    named: &Path,
+    file: OwnedFd,
+    size: u64,
+    options: &FormatOptions,
+    encrypt: bool,
+) -> Result<Arc<dyn Device>> {
+    let device = FileDevice::on(file, named, Some(size + overhead(encrypt)), OpenOptions::default())?;
     match encrypt {
         true => format_device(key::encrypt(named, device)?, options),
         false => format_device(device, options),
@@ -81,11 +91,11 @@ pub fn create(named: &Path, path: &Path, size: u64, options: &FormatOptions, enc
 
 /// Formats a device. The root directory belongs to the user of this process: an unprivileged mount
 /// is visible only to its user, and that user could not write to a directory of root.
-fn format_device(device: Arc<dyn Device>, options: &FormatOptions) -> Result<()> {
+fn format_device(device: Arc<dyn Device>, options: &FormatOptions) -> Result<Arc<dyn Device>> {
     let owner = Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
     let options = FormatOptions { owner, ..options.clone() };
-    FileSystem::format(device, clock::of(clock::source_date()?), &options)?;
-    Ok(())
+    FileSystem::format(device.clone(), clock::of(clock::source_date()?), &options)?;
+    Ok(device)
 }
 
 /// Opens an image for reading. Its log is replayed in memory.
@@ -106,17 +116,17 @@ pub fn open_to_change(path: &Path) -> Result<FileSystem> {
 /// The cache size of an image that is being filled, in bytes.
 pub const FILL_CACHE: u64 = 256 << 20;
 
-/// Opens a new image to fill it. Only the caller's operations write to it: there is no commit timer
+/// Opens a new image on its decrypted device to fill it. Only the caller's operations write to it: there is no commit timer
 /// and no background checkpoint.
-pub fn open_to_fill(path: &Path, clock: Arc<dyn Clock>) -> Result<FileSystem> {
-    let device = open_device(path, false)?;
+pub fn open_to_fill(device: Arc<dyn Device>, clock: Arc<dyn Clock>) -> Result<FileSystem> {
+    let name = device.name().to_owned();
     let options = MountOptions {
         commit: Duration::from_secs(365 * 86_400),
         async_checkpoint: None,
         cache_size: FILL_CACHE,
         ..MountOptions::default()
     };
-    FileSystem::open(device, clock, options).with_context(|| format!("open {}", path.display()))
+    FileSystem::open(device, clock, options).with_context(|| format!("open {name}"))
 }
 
 /// Parameters for opening an image, besides its mount options.

@@ -174,7 +174,11 @@ impl Image {
                 OpenOptions { read_only: true, lock: false, io_uring: false, ..OpenOptions::default() };
             return Ok(Image::on(path, kedge_device::open(&location, options)?));
         }
-        let mut file = File::open(path).with_context(|| format!("open {}", path.display()))?;
+        Image::of_file(path, File::open(path).with_context(|| format!("open {}", path.display()))?)
+    }
+
+    /// An image in an opened file. `path` is the name by which it was opened.
+    pub(crate) fn of_file(path: &Path, mut file: File) -> Result<Image> {
         let size =
             file.seek(SeekFrom::End(0)).with_context(|| format!("find the size of {}", path.display()))?;
         Ok(Image { source: Source::File(file), path: path.to_owned(), size })

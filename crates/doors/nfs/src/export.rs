@@ -24,19 +24,21 @@ pub struct Rights {
     pub squash: Squash,
     /// The user for squashed users and for calls without a credential.
     pub anonymous: Owner,
-    /// Admits clients from any port. Otherwise only from ports below 1024. On most systems only
-    /// root may bind these, so the client's kernel vouches for the user in a call.
-    pub any_port: bool,
+    /// Admits only clients on ports below this number; `None`: on any port. Where only root may
+    /// bind these ports, the client's kernel vouches for the user in a call.
+    pub ports_below: Option<u16>,
     /// The root of the tree that clients see, together with the trees attached below it.
     /// [`Ino::ROOT`] is the whole image.
     pub tree: Ino,
 }
 
 impl Rights {
-    const RESERVED: u16 = 1024;
+    /// The ports below this number are those of root on all systems, unless they are configured
+    /// otherwise.
+    pub const RESERVED: u16 = 1024;
 
     pub(crate) fn admit(&self, port: u16) -> bool {
-        self.any_port || port < Rights::RESERVED
+        self.ports_below.is_none_or(|end| port < end)
     }
 }
 
@@ -206,9 +208,10 @@ impl Export {
     }
 
     /// Makes a change durable whose record is the inode's last or an earlier one. Concurrent calls
-    /// share a force of the log.
+    /// share a force of the log. Neither writes data of the inode nor reports that data was lost:
+    /// that is the error of the client that has written the data.
     pub(crate) fn force_change(&self, ino: Ino) -> Outcome<()> {
-        match self.fs.fsync(ino, false) {
+        match self.fs.sync_attributes(ino) {
             // Another client has removed the inode since. Its last record can no longer be found,
             // so a sync makes everything durable, this change included.
             Err(Error::NotFound) => self.forced(self.fs.sync()),

@@ -7,6 +7,7 @@ use crate::handle;
 use crate::status::{OK, Outcome, Status, of_handle};
 use crate::wire::{Around, Wanted, passes, read_guard};
 use crate::xdr::{Decoded, Malformed, Reader, Writer};
+use kedge_base::errno;
 use kedgefs::{Attr, Error, FileKind, Ino, SetAttr, SetTime, Timespec};
 
 pub(crate) fn getattr(export: &Export, _: &Caller, args: &mut Reader<'_>, w: &mut Writer) -> Decoded<()> {
@@ -73,7 +74,11 @@ pub(crate) fn change_attributes(
         let mode = SetAttr { mode: set.mode.take(), ..SetAttr::default() };
         export.fs.setattr(attr.ino, &mode).map_err(of_handle)?;
     }
-    export.fs.setattr(attr.ino, &set).map_err(of_handle)
+    export.fs.setattr(attr.ino, &set).map_err(|e| match e.errno() {
+        // A program writes the file without pause.
+        errno::EBUSY => Status::Jukebox,
+        _ => of_handle(e),
+    })
 }
 
 /// Removes the capabilities of a program file before its contents or its owner change, whatever the

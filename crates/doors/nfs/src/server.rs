@@ -146,7 +146,9 @@ impl Shared {
                     tracing::warn!("{peer}: too many connections");
                 }
                 Ok((_, peer)) if !self.procedures.admits(peer.port()) => {
-                    tracing::warn!("{peer}: refused, because its port is not below 1024 (--any-port)");
+                    tracing::warn!(
+                        "{peer}: refused, because programs of all users may use its port (--any-port)"
+                    );
                 }
                 Ok((stream, peer)) => match self.begin(stream) {
                     Ok(connection) => live.push(connection),

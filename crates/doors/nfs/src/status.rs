@@ -30,6 +30,8 @@ pub(crate) enum Status {
     NotSupp = 10004,
     TooSmall = 10005,
     BadType = 10007,
+    /// The client repeats the call after a pause.
+    Jukebox = 10008,
 }
 
 pub(crate) const OK: u32 = 0;
@@ -42,6 +44,8 @@ impl From<kedgefs::Error> for Status {
             errno::EPERM => Status::Perm,
             errno::ENOENT => Status::NoEnt,
             errno::ENXIO => Status::Nxio,
+            // The name of a fork or snapshot is in the way.
+            errno::EBUSY => Status::Acces,
             errno::EEXIST => Status::Exist,
             errno::EXDEV => Status::XDev,
             errno::ENOTDIR => Status::NotDir,

@@ -225,6 +225,33 @@ fn a_bad_place_in_the_data_fails_one_commit_and_the_client_sends_again() {
     fs.close().unwrap();
 }
 
+#[test]
+fn lost_data_is_the_error_of_the_client_that_has_written_it() {
+    let device = sim(64 << 20);
+    let (fs, server, mut writer, file) = one_file(&device);
+    let mut other = Client::of(server.address(), 0, 0, &[]);
+    let root = other.root();
+    let dirty = || {
+        let stats: serde_json::Value = serde_json::from_str(&fs.stats_json()).unwrap();
+        stats["cache"]["dirty_pages"].as_u64().unwrap()
+    };
+    writer.write(&file, 0, &b"nowhere!".repeat(25_000), UNSTABLE).unwrap();
+    let written = dirty();
+    assert_eq!(other.setattr(&file, &mode(0o640)), OK);
+    assert_eq!(dirty(), written, "a change of attributes writes no data");
+    after_crash(device.crash_as(Choice::None), |c| assert_eq!(c.getattr(&file).unwrap().mode, 0o640));
+    // No place on the device takes the data.
+    device.set_plan(FaultPlan::new(1).refuse(*b"nowhere!", EIO));
+    assert!(fs.sync().is_err(), "a writeback in the background");
+    device.heal();
+    assert_eq!(other.setattr(&file, &mode(0o600)), OK);
+    assert_eq!(other.create(&root, "f", &mode(0o620)).unwrap().0, file, "of an existing file");
+    assert_eq!(writer.commit(&file).err(), Some(IO));
+    writer.commit(&file).unwrap();
+    server.stop();
+    fs.close().unwrap();
+}
+
 /// The server writes the client's bytes back when it needs the memory. After a crash each byte has
 /// its written value or is zero.
 #[test]

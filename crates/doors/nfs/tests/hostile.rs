@@ -235,7 +235,7 @@ fn connect_from(port: u16, to: SocketAddr) -> rustix::io::Result<TcpStream> {
 fn only_programs_of_root_are_admitted_by_default() {
     let fs = open(formatted(64 << 20));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let rights = Rights { any_port: false, ..rights(Squash::None) };
+    let rights = Rights { ports_below: Some(Rights::RESERVED), ..rights(Squash::None) };
     let server = Server::start(fs.clone(), listener, rights, Limits::default()).unwrap();
     let mut stream = TcpStream::connect(server.address()).unwrap();
     assert_eq!(stream.read(&mut [0]).unwrap(), 0, "the connection is closed");

@@ -30,6 +30,8 @@ fn trees_are_directories_whose_handles_outlive_the_server() {
     c.write(&in_work, 0, b"after!", FILE_SYNC).unwrap();
     assert_eq!(c.read(&f, 0, 9).unwrap().0, b"before");
     assert_eq!(c.rename((root, "f"), (&work, "g")), XDEV);
+    c.mkdir(root, "d", &mode(0o755)).unwrap();
+    assert_eq!(c.rename((root, "d"), (root, "work")), ACCES, "the name of a fork");
     let (in_monday, _) = c.lookup(&monday, "f").unwrap();
     assert_eq!(c.create(&monday, "g", &mode(0o600)).err(), Some(ROFS));
     assert_eq!(c.write(&in_monday, 0, b"x", UNSTABLE).err(), Some(ROFS));

@@ -7,21 +7,17 @@
 //! its children are refused, as by the library for C. A child also drops no object of the engine:
 //! its copies stay as they are until the child ends.
 //!
-//! Each check asks the kernel for the process's number. `pthread_atfork` would save these 50 ns,
-//! but it needs unsafe code and misses children that clone(2) makes.
+//! [`kedge_base::process`] recognises a child, also one that clone(2) makes.
 
+use kedge_base::process;
 use kedge_host::embed::{Fault, Outcome};
 use kedgefs::{Dir, File, FileSystem};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-
-/// The process that was the first to open an image; 0 if none has.
-static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// The image files that this process has open. The lock has no rank, since no other lock is taken
 /// while it is held.
@@ -33,12 +29,8 @@ fn of_parent(what: &str) -> Fault {
 
 /// Refuses the child of a process that has opened an image. Otherwise this process counts as one
 /// that has opened an image from now on.
-pub(crate) fn enter() -> Outcome<u32> {
-    let here = process::id();
-    match OWNER.compare_exchange(0, here, Ordering::SeqCst, Ordering::SeqCst) {
-        Err(owner) if owner != here => Err(of_parent("no image can be opened")),
-        _ => Ok(here),
-    }
+pub(crate) fn enter() -> Outcome<()> {
+    if process::enter() { Ok(()) } else { Err(of_parent("no image can be opened")) }
 }
 
 /// An image file that this process has open. The lock on the image itself cannot show that it is
@@ -94,7 +86,6 @@ struct Engine {
 pub(crate) struct Opened {
     /// `None` once the drop has begun.
     engine: Option<Engine>,
-    process: u32,
     /// Set by the close.
     closed: AtomicBool,
     /// Held shared by each call. The close waits for the calls in progress: a write that the engine
@@ -105,10 +96,9 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    fn new(fs: &FileSystem, claimed: Claimed, process: u32) -> Opened {
+    fn new(fs: &FileSystem, claimed: Claimed) -> Opened {
         let engine = Engine { root: fs.root().with_owner(kedge_host::embed::owner()), _claimed: claimed };
         Opened {
-            process,
             engine: Some(engine),
             closed: AtomicBool::new(false),
             calls: RwLock::new(()),
@@ -117,16 +107,16 @@ impl Opened {
     }
 
     pub(crate) fn image(image: &Path, options: &str, writes: bool) -> Outcome<Opened> {
-        let process = enter()?;
+        enter()?;
         let claimed = Claimed::new(image, writes)?;
         let fs = kedge_host::embed::open(image, options)?;
-        Ok(Opened::new(&fs, claimed, process))
+        Ok(Opened::new(&fs, claimed))
     }
 
     pub(crate) fn memory(size: u64) -> Outcome<Opened> {
-        let process = enter()?;
+        enter()?;
         let fs = FileSystem::in_memory(size)?;
-        Ok(Opened::new(&fs, Claimed(None), process))
+        Ok(Opened::new(&fs, Claimed(None)))
     }
 
     pub(crate) fn root(&self) -> &Dir {
@@ -138,7 +128,7 @@ impl Opened {
     }
 
     pub(crate) fn is_ours(&self) -> bool {
-        self.process == process::id()
+        !process::is_child()
     }
 
     pub(crate) fn check_process(&self) -> Outcome<()> {

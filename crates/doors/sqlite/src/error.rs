@@ -57,8 +57,11 @@ impl Refused {
 
 /// Runs a function that SQLite calls. A panic becomes an error.
 pub(crate) fn guarded(code: i32, run: impl FnOnce() -> Outcome<i32>) -> i32 {
-    let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
-        Err(Refused::new(code, format!("a panic in the library: {}", panic_words(&*panic))))
-    });
-    outcome.unwrap_or_else(Refused::note)
+    caught(code, run).and_then(|done| done).unwrap_or_else(Refused::note)
+}
+
+/// Runs work that may panic. A panic becomes an error of the outer result.
+pub(crate) fn caught<T>(code: i32, run: impl FnOnce() -> T) -> Outcome<T> {
+    catch_unwind(AssertUnwindSafe(run))
+        .map_err(|panic| Refused::new(code, format!("a panic in the library: {}", panic_words(&*panic))))
 }

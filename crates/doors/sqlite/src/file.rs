@@ -49,7 +49,6 @@ pub(crate) struct How {
 impl OpenFile {
     pub(crate) fn open(name: &Name, options: &str, how: How) -> Outcome<OpenFile> {
         let image = Use::of(name, options)?;
-        let root = &image.volume().root;
         let how_to = OpenOptions::new()
             .read(true)
             .write(how.write)
@@ -57,10 +56,12 @@ impl OpenFile {
             .create_new(how.write && how.create && how.exclusive);
         let cannot =
             |e: &io::Error| Refused { code: sqlite::SQLITE_CANTOPEN, ..Refused::io(0, &name.to_string(), e) };
-        let file = root.open_with(&name.path, &how_to).map_err(|e| cannot(&e))?;
-        let fs = &image.volume().fs;
-        let tree = fs.tree_of(file.ino()).map_err(|e| cannot(&e.into()))?;
-        let read_only = fs.options().read_only || tree.is_some_and(|tree| tree.read_only);
+        let (file, read_only) = image.guard(sqlite::SQLITE_CANTOPEN, || {
+            let file = image.volume().root.open_with(&name.path, &how_to).map_err(|e| cannot(&e))?;
+            let fs = &image.volume().fs;
+            let tree = fs.tree_of(file.ino()).map_err(|e| cannot(&e.into()))?;
+            Ok((file, fs.options().read_only || tree.is_some_and(|tree| tree.read_only)))
+        })?;
         let shared = image.volume().shared(file.ino());
         let (path, doomed) = (name.path.clone(), how.delete_on_close);
         let (level, held) = (Level::None, None);
@@ -80,6 +81,11 @@ impl OpenFile {
         })
     }
 
+    /// Shuts the file system down after a panic.
+    pub(crate) fn shut_down(&self) {
+        self.image.shut_down();
+    }
+
     pub(crate) fn is_read_only(&self) -> bool {
         self.read_only
     }
@@ -96,8 +102,10 @@ impl OpenFile {
         if !self.doomed {
             return Ok(());
         }
-        let removed = self.image.volume().root.remove_file(&self.path);
-        removed.map_err(|e| Refused::io(sqlite::SQLITE_IOERR_DELETE, &self.path, &e))
+        self.image.guard(sqlite::SQLITE_IOERR_DELETE, || {
+            let removed = self.image.volume().root.remove_file(&self.path);
+            removed.map_err(|e| Refused::io(sqlite::SQLITE_IOERR_DELETE, &self.path, &e))
+        })
     }
 
     /// Whether the path now refers to another file or to none. SQLite then leaves the journal and

@@ -19,7 +19,8 @@
 //! process, and locks and shared memory need only the memory of the process.
 //!
 //! # Panics
-//! No panic leaves a function that SQLite calls: it becomes an error of SQLite.
+//! No panic leaves a function that SQLite calls: it becomes an error of SQLite. It shuts the file
+//! system down, so that nothing that the panic left incomplete becomes durable.
 
 mod error;
 mod file;

@@ -1,7 +1,7 @@
 //! The functions that SQLite calls for an open file.
 #![allow(unsafe_code, reason = "SQLite calls functions of C, with pointers")]
 
-use crate::error::{Outcome, Refused, guarded};
+use crate::error::{Outcome, Refused, caught, guarded};
 use crate::file::{IOCAP_BATCH_ATOMIC, OpenFile};
 use crate::locks::{Level, SLOTS};
 use crate::name::VFS;
@@ -22,6 +22,9 @@ const SECTOR_BYTES: c_int = 4096;
 const FCNTL_BEGIN_ATOMIC_WRITE: c_int = 31;
 const FCNTL_COMMIT_ATOMIC_WRITE: c_int = 32;
 const FCNTL_ROLLBACK_ATOMIC_WRITE: c_int = 33;
+/// For tests: panics.
+#[cfg(debug_assertions)]
+const FCNTL_PANIC: c_int = 0x6b_66_70;
 
 static METHODS: sqlite::sqlite3_io_methods = sqlite::sqlite3_io_methods {
     // Version 2 has shared memory and no memory-mapped files.
@@ -66,7 +69,7 @@ pub(crate) unsafe fn set_open(handle: *mut sqlite::sqlite3_file, file: OpenFile)
     unsafe { handle.cast::<Handle>().write(own) };
 }
 
-/// Runs a method of an open file.
+/// Runs a method of an open file. A panic shuts its file system down.
 ///
 /// # Safety
 /// `handle` must be open, and no other thread may use it: SQLite serialises the calls for a file.
@@ -78,7 +81,11 @@ unsafe fn on(
     guarded(code, || {
         // SAFETY: an open handle owns its file, and by the caller's guarantee no other thread uses
         // it.
-        run(unsafe { &mut *(*handle.cast::<Handle>()).file })
+        let file = unsafe { &mut *(*handle.cast::<Handle>()).file };
+        caught(code, || run(&mut *file)).unwrap_or_else(|panic| {
+            file.shut_down();
+            Err(panic)
+        })
     })
 }
 
@@ -216,6 +223,8 @@ unsafe extern "C" fn file_control(
             // SAFETY: for this operation `argument` points to a pointer to a string that SQLite
             // frees.
             sqlite::SQLITE_FCNTL_VFSNAME => unsafe { *argument.cast::<*mut c_void>() = copy_of_name() },
+            #[cfg(debug_assertions)]
+            FCNTL_PANIC => panic!("a test of the boundary"),
             _ => return Ok(SQLITE_NOTFOUND),
         }
         Ok(SQLITE_OK)

@@ -194,8 +194,16 @@ unsafe extern "C" fn open(
     // SAFETY: SQLite passes memory for a handle.
     unsafe { methods::set_closed(handle) };
     with(SQLITE_CANTOPEN, || {
-        // SAFETY: SQLite passes a string that `full_pathname` made, with the parameters of its URI.
-        let (full, options) = unsafe { (text(name)?, parameter(name, c"options")?) };
+        // SAFETY: SQLite passes a string that `full_pathname` made, or one that begins with it.
+        let full = unsafe { text(name)? };
+        // Names of other files need have no parameters: before 3.32, the name of a super-journal
+        // ends with one NUL, and SQLite would read on behind it. Only the first open of an image
+        // uses the options.
+        let options = match flags & sqlite::SQLITE_OPEN_MAIN_DB {
+            0 => String::new(),
+            // SAFETY: the name of a database has the parameters of its URI.
+            _ => unsafe { parameter(name, c"options")? },
+        };
         let _image = RESOLVED.take();
         let has = |flag| flags & flag != 0;
         let how = How {
@@ -225,18 +233,20 @@ unsafe extern "C" fn delete(_vfs: *mut sqlite::sqlite3_vfs, name: *const c_char,
         let name = Name::parse(unsafe { text(name)? }, None)?;
         let image = Use::of(&name, "")?;
         let failed = |code, e: &std::io::Error| Refused::io(code, &name.to_string(), e);
-        match image.volume().root.remove_file(&name.path) {
-            Ok(()) => {}
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(sqlite::SQLITE_IOERR_DELETE_NOENT),
-            Err(e) => return Err(failed(sqlite::SQLITE_IOERR_DELETE, &e)),
-        }
-        if sync_dir != 0 {
-            let dir =
-                name.path.rsplit_once('/').map_or("/", |(dir, _)| if dir.is_empty() { "/" } else { dir });
-            let synced = image.volume().root.dir(dir).and_then(|dir| dir.sync_all());
-            synced.map_err(|e| failed(sqlite::SQLITE_IOERR_DIR_FSYNC, &e))?;
-        }
-        Ok(SQLITE_OK)
+        image.guard(sqlite::SQLITE_IOERR_DELETE, || {
+            match image.volume().root.remove_file(&name.path) {
+                Ok(()) => {}
+                Err(e) if e.kind() == ErrorKind::NotFound => return Ok(sqlite::SQLITE_IOERR_DELETE_NOENT),
+                Err(e) => return Err(failed(sqlite::SQLITE_IOERR_DELETE, &e)),
+            }
+            if sync_dir != 0 {
+                let dir =
+                    name.path.rsplit_once('/').map_or("/", |(dir, _)| if dir.is_empty() { "/" } else { dir });
+                let synced = image.volume().root.dir(dir).and_then(|dir| dir.sync_all());
+                synced.map_err(|e| failed(sqlite::SQLITE_IOERR_DIR_FSYNC, &e))?;
+            }
+            Ok(SQLITE_OK)
+        })
     })
 }
 
@@ -250,7 +260,9 @@ unsafe extern "C" fn access(
         // SAFETY: SQLite passes a string that `full_pathname` made.
         let name = Name::parse(unsafe { text(name)? }, None)?;
         let image = Use::of(&name, "")?;
-        let is_there = match image.volume().root.metadata(&name.path) {
+        let found =
+            image.guard(sqlite::SQLITE_IOERR_ACCESS, || Ok(image.volume().root.metadata(&name.path)))?;
+        let is_there = match found {
             // An empty file counts as no journal, as in SQLite's own VFS.
             Ok(attr) => {
                 flags != sqlite::SQLITE_ACCESS_EXISTS || attr.kind != FileKind::Regular || attr.size > 0
@@ -277,7 +289,7 @@ unsafe extern "C" fn full_pathname(
         let apart = if image.is_empty() { std::env::var(IMAGE_VARIABLE).ok() } else { Some(image) };
         let name = Name::parse(given, apart.as_deref())?;
         let image = Use::of(&name, &options)?;
-        let (name, followed) = name.resolved(&image.volume().root)?;
+        let (name, followed) = image.guard(SQLITE_CANTOPEN, || name.resolved(&image.volume().root))?;
         let full = name.to_string();
         if full.len() >= usize::try_from(room).unwrap_or(0) {
             return Err(Refused::new(SQLITE_CANTOPEN, format!("{full}: the name is too long")));
@@ -378,3 +390,7 @@ unsafe extern "C" fn current_time_int64(_vfs: *mut sqlite::sqlite3_vfs, time: *m
         }
     }
 }
+
+#[cfg(test)]
+#[path = "vfs_tests.rs"]
+mod tests;

@@ -4,10 +4,10 @@
 //! A process that was forked after its parent has opened an image is refused, as by the libraries
 //! for C and Python. It has copies of the locks and lists of the process, but none of the threads.
 
-use crate::error::{Outcome, Refused};
+use crate::error::{Outcome, Refused, caught};
 use crate::name::Name;
 use crate::shared::Shared;
-use kedge_base::Ino;
+use kedge_base::{Ino, process};
 use kedge_host::embed;
 use kedgefs::{Dir, FileSystem};
 use libsqlite3_sys::{SQLITE_IOERR, SQLITE_IOERR_CLOSE};
@@ -15,16 +15,11 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 /// The images in use by location. Two locations of one file have one slot. The lock is never held
 /// while an image is opened or closed, so that no image delays the transactions of another.
 static IMAGES: Mutex<BTreeMap<String, Arc<Slot>>> = Mutex::new(BTreeMap::new());
-
-/// The process that was the first to use an image; 0 if none has.
-static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// The place of an image.
 struct Slot {
@@ -77,23 +72,17 @@ impl Drop for Held {
 /// Refuses a process that was forked after its parent has used an image. Takes no lock, since a
 /// lock may be a copy of one that a thread of the parent held.
 fn check_owner() -> Outcome<()> {
-    let here = process::id();
-    match OWNER.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed) {
-        Err(owner) if owner != here => {
-            let text = "no image can be used in a process that was forked after its parent opened one";
-            Err(Refused::new(SQLITE_IOERR, text))
-        }
-        _ => Ok(()),
+    if process::enter() {
+        return Ok(());
     }
+    let text = "no image can be used in a process that was forked after its parent opened one";
+    Err(Refused::new(SQLITE_IOERR, text))
 }
 
 /// An open image.
 pub(crate) struct Volume {
     pub(crate) fs: FileSystem,
     pub(crate) root: Dir,
-    /// The process that opened the image. A child has copies of the caches but none of the threads,
-    /// so it must not use the image.
-    process: u32,
     /// The locks and the WAL index of each open file.
     files: Mutex<BTreeMap<Ino, Weak<Shared>>>,
 }
@@ -119,7 +108,7 @@ impl Use {
                     .map_err(|fault| Refused::image(&name.image, &fault))?;
                 let root = fs.root().with_owner(embed::owner());
                 let files = Mutex::default();
-                let volume = Arc::new(Volume { fs, root, process: process::id(), files });
+                let volume = Arc::new(Volume { fs, root, files });
                 *open = Some(volume.clone());
                 volume
             }
@@ -132,6 +121,20 @@ impl Use {
         self.volume.as_ref().expect("present until the drop")
     }
 
+    /// Runs work on the file system. A panic becomes an error, and shuts the file system down:
+    /// nothing that the panic left incomplete is written.
+    pub(crate) fn guard<T>(&self, code: i32, run: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+        caught(code, run).unwrap_or_else(|panic| {
+            self.shut_down();
+            Err(panic)
+        })
+    }
+
+    pub(crate) fn shut_down(&self) {
+        // A shutdown without a flush cannot fail.
+        let _ = self.volume().fs.shutdown(false);
+    }
+
     /// Whether no other reference to the image exists.
     pub(crate) fn is_only(&self) -> bool {
         // The slot has a reference as well.
@@ -140,7 +143,7 @@ impl Use {
 
     /// Refuses the child of the process that has opened the image.
     pub(crate) fn check_process(&self) -> Outcome<()> {
-        if self.volume().process == process::id() {
+        if !process::is_child() {
             return Ok(());
         }
         let text = format!("{} was opened by the process that forked this one", self.image);
@@ -151,7 +154,7 @@ impl Use {
 impl Drop for Use {
     fn drop(&mut self) {
         let Some(volume) = self.volume.take() else { return };
-        if volume.process != process::id() {
+        if process::is_child() {
             // The threads and locks of the engine belong to the parent, so the child drops nothing.
             std::mem::forget(volume);
             return;

@@ -9,6 +9,7 @@ use kedge_fsck::{CheckOptions, StoreReplay};
 use kedgefs::FileSystem;
 use kedgefs::device::{FileDevice, OpenOptions};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -189,6 +190,32 @@ fn a_database_has_one_wal_under_all_its_paths() {
 fn a_forked_process_can_use_no_image() {
     let Some(place) = Place::new(32 * MIB) else { return };
     assert_eq!(place.run("forked.py", &[&place.another()]), "done\n");
+    place.check();
+}
+
+/// The program is the first process of a PID namespace, and its child that of another one.
+#[test]
+fn a_forked_process_with_the_number_of_its_parent_can_use_no_image() {
+    let Some(place) = Place::new(32 * MIB) else { return };
+    if std::fs::metadata(place.0.path()).unwrap().uid() != 0 {
+        return skip::note("only root makes PID namespaces");
+    }
+    let script = place.script("forked_alike.py", &[]);
+    let mut command = Command::new("unshare");
+    command.args(["-pf", "--mount-proc"]).arg(script.get_program()).args(script.get_args());
+    command.envs(script.get_envs().filter_map(|(name, value)| Some((name, value?)))).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "done\n", "{output:?}");
+    place.check();
+}
+
+#[test]
+fn a_panic_shuts_the_file_system_down() {
+    let Some(place) = Place::new(32 * MIB) else { return };
+    if !cfg!(debug_assertions) {
+        return skip::note("only builds with debug assertions have a way to panic");
+    }
+    assert_eq!(place.run("panics.py", &[]), "done\n");
     place.check();
 }
 

@@ -22,6 +22,7 @@ mod tar;
 mod tree;
 
 use anyhow::{Context, Result};
+use kedge_device::Device;
 use kedge_host::image::locate;
 use kedge_host::{Usage, clock, engine};
 use kedgefs::{Attr, FileSystem, FormatOptions, Ino, Timespec};
@@ -29,6 +30,7 @@ use sink::{Entries, Sink};
 use std::fs::File;
 use std::io::{BufReader, IsTerminal, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The source that `--from` names.
 pub enum Source {
@@ -144,9 +146,9 @@ pub fn seed(date: Timespec, options: &FormatOptions) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Fills the new image at `image` and closes it.
-pub fn fill(source: &Source, image: &Path, date: Option<Timespec>) -> Result<()> {
-    let fs = engine::open_to_fill(image, clock::of(date))?;
+/// Fills the new image on the decrypted device `image` and closes it.
+pub fn fill(source: &Source, image: Arc<dyn Device>, date: Option<Timespec>) -> Result<()> {
+    let fs = engine::open_to_fill(image.clone(), clock::of(date))?;
     let shows = std::io::stderr().is_terminal();
     let mut sink = Sink::new(&fs, Ino::ROOT, date, shows);
     let filled = match source {
@@ -155,7 +157,7 @@ pub fn fill(source: &Source, image: &Path, date: Option<Timespec>) -> Result<()>
     };
     let finished = filled.and_then(|()| sink.finish());
     // Close in any case; the first error is the cause and is returned.
-    let closed = fs.close().with_context(|| format!("close {}", image.display()));
+    let closed = fs.close().with_context(|| format!("close {}", image.name()));
     finished.and(closed)
 }
 

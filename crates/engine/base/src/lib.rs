@@ -3,7 +3,7 @@
 //!
 //! This crate does not know the on-disk format and does no IO, except that [`skip::note`] writes a
 //! line for each test that skips something.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod atomic;
 pub mod broken;
@@ -16,6 +16,7 @@ pub mod lock;
 pub mod machine;
 mod panics;
 mod printable;
+pub mod process;
 pub mod skip;
 mod thread;
 pub mod trace;

@@ -80,6 +80,7 @@ pub use window::WindowDevice;
 
 use kedge_base::{Error, Result};
 use location::WindowUri;
+use rustix::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Opens the image at a location of any kind.
@@ -93,6 +94,16 @@ pub fn open(location: &Location, options: OpenOptions) -> Result<Arc<dyn Device>
         Location::Rbd(uri) => Ok(RbdDevice::open(uri, options)?),
         #[cfg(not(target_os = "linux"))]
         remote => Err(not_here(remote)),
+    }
+}
+
+/// Opens the image at a location whose file is open for reading and writing already. Only a file, a
+/// block device and a window of either have one; fails for other locations.
+pub fn open_on(location: &Location, file: OwnedFd, options: OpenOptions) -> Result<Arc<dyn Device>> {
+    match location {
+        Location::Path(path) => Ok(FileDevice::on(file, path, None, options)?),
+        Location::Window(uri) => Ok(Arc::new(WindowDevice::on(file, uri, options)?)),
+        remote => Err(Error::invalid(format!("{remote} is on no file of this machine"))),
     }
 }
 

@@ -16,6 +16,7 @@ use crate::location::WindowUri;
 use crate::sizes::Sizes;
 use crate::{Completion, CompletionSink, Device, FileDevice, Geometry, OpenOptions, Request};
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
+use rustix::fd::OwnedFd;
 use std::sync::Arc;
 
 pub struct WindowDevice {
@@ -37,6 +38,12 @@ impl WindowDevice {
     /// Opens a part of a file, and locks only that part.
     pub fn open(uri: &WindowUri, options: OpenOptions) -> Result<WindowDevice> {
         let below = FileDevice::open_part(&uri.path, uri.into(), options)?;
+        WindowDevice::new(below, uri.offset, uri.size, uri.to_string())
+    }
+
+    /// Uses a part of a file that is open for reading and writing, and locks only that part.
+    pub(crate) fn on(file: OwnedFd, uri: &WindowUri, options: OpenOptions) -> Result<WindowDevice> {
+        let below = FileDevice::on_part(file, &uri.path, uri.into(), options)?;
         WindowDevice::new(below, uri.offset, uri.size, uri.to_string())
     }
 

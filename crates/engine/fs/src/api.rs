@@ -566,6 +566,18 @@ impl FileSystem {
         })
     }
 
+    /// Makes the attributes of an inode durable, with every change of it that a record describes.
+    /// Writes no data, and leaves the failure of a data write to the next [`FileSystem::fsync`].
+    ///
+    /// # Errors
+    /// EIO, ENOSPC: the log could not be written.
+    pub fn sync_attributes(&self, ino: Ino) -> Result<()> {
+        self.look(OpKind::fsync, ino, |fs, ino| match fs.engine().sync_work() {
+            Some(_work) => fs.syncer().sync_attributes(ino),
+            None => fs.syncer().sync_at_once(),
+        })
+    }
+
     /// As [`FileSystem::fsync`], without holding a thread while the log is forced.
     pub fn fsync_async(&self, ino: Ino, datasync: bool, done: Done) {
         let started = self.fs.engine().clock().monotonic();

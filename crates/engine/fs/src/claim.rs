@@ -8,20 +8,17 @@
 //! the locks and lists that all engines of a process share, such as those of the flusher threads,
 //! but none of the threads: no data would become durable, and a copied lock may never be released.
 
-use kedge_base::{Clock, Error, Result};
+use kedge_base::{Clock, Error, Result, process};
 use kedge_device::Device;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The claimed devices: the address of each, and whether the claim is read-only. The lock has no
 /// rank, since an engine may be dropped under any lock; no other lock is taken while this one is
 /// held.
 static CLAIMED: Mutex<Vec<(usize, bool)>> = Mutex::new(Vec::new());
-
-/// The process that was the first to open a file system; 0 if none has.
-static OWNER: AtomicU32 = AtomicU32::new(0);
 
 const FORKED: &str = "this process was forked after its parent had opened a file system";
 
@@ -39,9 +36,8 @@ pub(crate) struct Claim {
 
 impl Claim {
     pub(crate) fn new(device: &Arc<dyn Device>, clock: &dyn Clock, read_only: bool) -> Result<Claim> {
-        let here = std::process::id();
         // Before any lock, which may be a copy of one that a thread of the parent held.
-        if OWNER.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed).is_err_and(|at| at != here) {
+        if !process::enter() {
             return Err(Error::invalid(FORKED));
         }
         for _ in 0..TRIES {

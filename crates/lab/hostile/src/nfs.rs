@@ -132,7 +132,7 @@ fn messages(input: &[u8], handles: &[Vec<u8>]) -> Vec<Vec<u8>> {
 fn run(input: &[u8]) -> u64 {
     let device = Arc::new(base().fork());
     let fs = open(device.clone()).expect("a good image opens");
-    let rights = Rights { squash: Squash::Root, anonymous: OWNER, any_port: true, tree: Ino::ROOT };
+    let rights = Rights { squash: Squash::Root, anonymous: OWNER, ports_below: None, tree: Ino::ROOT };
     let procedures = Procedures::new(fs.clone(), rights, 2049).expect("the image has a uuid");
     let handles = handles(&procedures);
     let mut seen = Vec::new();

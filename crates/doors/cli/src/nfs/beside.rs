@@ -80,7 +80,10 @@ impl NfsArgs {
 
     /// Takes the port.
     pub fn listen(&self) -> Result<Option<TcpListener>> {
-        self.address()?.map(listen).transpose()
+        let Some(address) = self.address()? else { return Ok(None) };
+        // Refused before the mount is visible.
+        self.users.ports_below(address)?;
+        listen(address).map(Some)
     }
 
     /// Begins to serve the clients of the listener. The result ends that.

@@ -77,6 +77,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let image = image::with_words(&tag::resolve(&args.image)?, &words)?;
     let image = image::resolve(&image)?;
     let signals = TerminationSignals::block().context("block signals")?;
+    args.users.ports_below(address)?;
     let listener = nfs::listen(address)?;
     // The NFS client may be this machine's kernel, which may need this process to free memory.
     kedge_fuse::become_io_flusher();

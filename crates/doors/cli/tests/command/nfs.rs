@@ -3,12 +3,13 @@
 
 #[path = "../../../nfs/tests/common/mod.rs"]
 pub mod client;
-use crate::common::{Place, until};
+use crate::common::{Place, not_root, output_of, until};
 use client::{Client, FILE_SYNC, STALE, UNSTABLE, mode};
 use kedge_base::{pause, spawn_named};
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
@@ -104,6 +105,46 @@ fn wrong_words_are_refused() {
     let port = served.address.port();
     place.run(&format!("serve nfs --listen {port} disk.kedge")).refused(1, &["listen on", "in use"]);
     assert_eq!(served.end(), 0);
+}
+
+/// As in a container, where all users may use ports below 1024.
+#[test]
+fn ports_that_all_users_may_use_show_no_kernel() {
+    if not_root("only root makes network namespaces") {
+        return;
+    }
+    let place = image();
+    fs::create_dir(place.path("mnt")).unwrap();
+    let serve = |start: u32, then: &str| {
+        let script = format!(
+            "set -e; ip link set lo up; echo {start} > /proc/sys/net/ipv4/ip_unprivileged_port_start; {then}"
+        );
+        let mut command = place.command("unshare");
+        command.args(["-n", "sh", "-c", &script]).env("K", env!("CARGO_BIN_EXE_kedge"));
+        let out = output_of(command).unwrap();
+        (out.status.code(), String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap())
+    };
+    for command in ["serve nfs", "mount --nfs 2049"] {
+        let at = if command.starts_with("mount") { "mnt" } else { "" };
+        let (code, _, errors) = serve(0, &format!("exec timeout 20 $K {command} disk.kedge {at}"));
+        assert_eq!(code, Some(1), "{command}: {errors}");
+        let words = ["net.ipv4.ip_unprivileged_port_start", "from 0 on", "--any-port"];
+        assert!(words.iter().all(|word| errors.contains(word)), "{command}: {errors}");
+    }
+    // A refused connection is closed, an admitted one waits for a request.
+    let connect = "
+        $K serve nfs --listen 2049 disk.kedge > ready & server=$!
+        until grep -q served ready; do sleep 0.05; done
+        for port in 690 900; do
+            python3 -c 'import socket, sys
+s = socket.create_connection((\"127.0.0.1\", 2049), 2, (\"127.0.0.1\", int(sys.argv[1])))
+try: print(sys.argv[1], \"refused\" if s.recv(1) == b\"\" else \"?\")
+except TimeoutError: print(sys.argv[1], \"admitted\")
+except ConnectionResetError: print(sys.argv[1], \"refused\")' $port
+        done
+        kill $server; wait $server";
+    assert_eq!(serve(700, connect).1, "690 admitted\n900 refused\n");
+    assert_eq!(serve(1024, connect).1, "690 admitted\n900 admitted\n");
 }
 
 #[test]

@@ -570,7 +570,7 @@ impl Client {
 pub const NOBODY: Owner = Owner { uid: 65534, gid: 65534 };
 
 pub fn rights(squash: Squash) -> Rights {
-    Rights { squash, anonymous: NOBODY, any_port: true, tree: Ino::ROOT }
+    Rights { squash, anonymous: NOBODY, ports_below: None, tree: Ino::ROOT }
 }
 
 pub fn clock() -> Arc<SystemClock> {

@@ -30,6 +30,7 @@ use kedge_base::JoinHandle;
 use kedge_base::{Error, IoBuf, Result, spawn_named};
 use queue::{Job, Queue};
 use raw::RawFile;
+use rustix::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 #[cfg(target_os = "linux")]
@@ -59,6 +60,29 @@ struct Engine {
 impl FileDevice {
     pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> Result<Arc<FileDevice>> {
         Ok(FileDevice::new(open::open(path.as_ref(), options, None)?, options))
+    }
+
+    /// Uses a file that is open for reading and writing, with all that [`FileDevice::open`] does.
+    /// With `size`, the file is extended to that number of bytes and the device has that size, as by
+    /// [`FileDevice::create`]. `name` is the file's name in errors, and the name by which a block
+    /// device is claimed. Direct IO is set for all users of the open file.
+    pub fn on(
+        file: OwnedFd,
+        name: impl AsRef<Path>,
+        size: Option<u64>,
+        options: OpenOptions,
+    ) -> Result<Arc<FileDevice>> {
+        Ok(FileDevice::new(open::on(file, name.as_ref(), size, options, None)?, options))
+    }
+
+    /// Does what [`FileDevice::on`] does, but locks only a part of the file.
+    pub(crate) fn on_part(
+        file: OwnedFd,
+        name: &Path,
+        part: Part,
+        options: OpenOptions,
+    ) -> Result<Arc<FileDevice>> {
+        Ok(FileDevice::new(open::on(file, name, None, options, Some(part))?, options))
     }
 
     /// Does what [`FileDevice::open`] does, but locks only a part of the file. The device is the

@@ -60,6 +60,30 @@ pub(super) fn open(path: &Path, options: OpenOptions, part: Option<Part>) -> Res
     finish(path, options, fd, direct, None, part)
 }
 
+/// Uses a file that is open for reading and writing, after extending it to `size` bytes if there is
+/// a `size`. Errors name it `path`.
+pub(super) fn on(
+    fd: OwnedFd,
+    path: &Path,
+    size: Option<u64>,
+    options: OpenOptions,
+    part: Option<Part>,
+) -> Result<(RawFile, Geometry)> {
+    let goes_direct = |flag| {
+        let flags = rustix::fs::fcntl_getfl(&fd);
+        sys::direct_fits(fd.as_fd()) && flags.and_then(|f| rustix::fs::fcntl_setfl(&fd, f | flag)).is_ok()
+    };
+    let direct = options.direct && sys::DIRECT.is_some_and(goes_direct);
+    if options.direct && sys::DIRECT.is_some() && !direct {
+        warn_not_direct(path);
+    }
+    finish(path, options, fd, direct, size.map(|size| size - size % BLOCK_SIZE as u64), part)
+}
+
+fn warn_not_direct(path: &Path) {
+    tracing::warn!(path = %path.display(), "no direct IO here: going through the page cache");
+}
+
 /// Opens a file after creating it or extending it to `size` bytes. The geometry has that size even
 /// if the file is larger.
 pub(super) fn create(path: &Path, size: u64, options: OpenOptions) -> Result<(RawFile, Geometry)> {
@@ -96,7 +120,7 @@ fn open_fd(path: &Path, options: OpenOptions, flags: OFlags) -> Result<(OwnedFd,
         match rustix::fs::open(path, flags | direct, mode) {
             Ok(fd) if sys::direct_fits(fd.as_fd()) => return Ok((fd, true)),
             Ok(_) | Err(Errno::INVAL) => {
-                tracing::warn!(path = %path.display(), "no direct IO here: going through the page cache");
+                warn_not_direct(path);
                 // An earlier attempt with CREATE may have made the file before the file system
                 // refused O_DIRECT.
                 return match rustix::fs::open(path, flags - OFlags::EXCL, mode) {
@@ -222,9 +246,16 @@ fn try_lock(
     if block_device {
         // The exclusive open lasts only for a moment, because a mount that names this device as its
         // source claims the device itself.
-        let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+        let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
         match rustix::fs::open(path, flags, Mode::empty()) {
-            Ok(_) => {}
+            Ok(claimed) => {
+                let device = |fd: &OwnedFd| rustix::fs::fstat(fd).map(|stat| stat.st_rdev);
+                if device(&claimed).map_err(|e| failed("claim", e))?
+                    != device(fd).map_err(|e| failed("claim", e))?
+                {
+                    return Err(Error::invalid(format!("{} names another file by now", path.display())));
+                }
+            }
             Err(Errno::BUSY) => return Err(busy(path)),
             Err(e) => return Err(failed("claim", e)),
         }

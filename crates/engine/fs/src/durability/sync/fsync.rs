@@ -82,6 +82,22 @@ impl Syncer {
         self.end_fsync(call, forced)
     }
 
+    /// Steps 2 and 3 of an fsync. Records of the inode may become durable before its data, as they
+    /// do when an fsync of another inode forces the log.
+    pub(crate) fn sync_attributes(&self, ino: Ino) -> Result<()> {
+        let store = self.engine.store();
+        self.engine.check_open()?;
+        store.check_alive()?;
+        let inode = self.inodes.get(ino)?;
+        if !inode.meta.lock().unlogged.is_empty() {
+            self.log_times(std::slice::from_ref(&inode))?;
+        }
+        if inode.meta.lock().progress.commit_lsn > store.durable_lsn() {
+            store.force(store.head_lsn(), ForceCause::Fsync)?;
+        }
+        Ok(())
+    }
+
     /// An fsync that does not hold the calling thread while the log is forced, or while data is
     /// written in place together with that of other calls. Calls `done` with the result.
     pub(crate) fn fsync_async(self: &Arc<Self>, ino: Ino, datasync: bool, done: Done) {
