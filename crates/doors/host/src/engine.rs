@@ -116,8 +116,8 @@ pub fn open_to_change(path: &Path) -> Result<FileSystem> {
 /// The cache size of an image that is being filled, in bytes.
 pub const FILL_CACHE: u64 = 256 << 20;
 
-/// Opens a new image on its decrypted device to fill it. Only the caller's operations write to it: there is no commit timer
-/// and no background checkpoint.
+/// Opens a new image on its decrypted device to fill it. Only the caller's operations write to it:
+/// there is no commit timer and no background checkpoint.
 pub fn open_to_fill(device: Arc<dyn Device>, clock: Arc<dyn Clock>) -> Result<FileSystem> {
     let name = device.name().to_owned();
     let options = MountOptions {

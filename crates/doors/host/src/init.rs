@@ -21,8 +21,8 @@ pub fn is_first() -> bool {
     rustix::process::getpid() == Pid::INIT
 }
 
-/// Runs the command of this process in a child, and waits for that and all orphans. Returns the exit
-/// code of the child; that of a shell if a signal has ended it.
+/// Runs the command of this process in a child, and waits for that and all orphans. Returns the
+/// exit code of the child; that of a shell if a signal has ended it.
 pub fn run() -> Result<ExitCode> {
     let signals = TerminationSignals::block().context("block signals")?;
     let mut words = std::env::args_os();

@@ -261,7 +261,8 @@ impl KeptServer {
             Err(e) => tracing::warn!("a server that has left is not awaited: {e:#}"),
         };
         if let Err(e) = spawn_named("reaper", wait) {
-            // Without the thread, the process was killed and awaited here. It uses nothing any more.
+            // Without the thread, the process was killed and awaited here. It uses nothing any
+            // more.
             tracing::warn!("a server that has left is not awaited on a thread of its own: {e}");
         }
         Ok(End::Left)
@@ -292,8 +293,8 @@ pub(crate) fn await_serve(mut keeper: UnixStream) -> Result<Option<Zeroizing<[u8
     Ok(Some(key))
 }
 
-/// Reads a line without its end, or up to `LINE_MAX` bytes of it. A line of a faulty program, of any
-/// length and of any bytes, is no error.
+/// Reads a line without its end, or up to `LINE_MAX` bytes of it. A line of a faulty program, of
+/// any length and of any bytes, is no error.
 fn read_line(from: &mut impl BufRead) -> io::Result<String> {
     let mut line = Vec::new();
     from.take(LINE_MAX).read_until(b'\n', &mut line)?;

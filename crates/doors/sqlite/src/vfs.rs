@@ -197,7 +197,7 @@ unsafe extern "C" fn open(
         // SAFETY: SQLite passes a string that `full_pathname` made, or one that begins with it.
         let full = unsafe { text(name)? };
         // Names of other files need have no parameters: before 3.32, the name of a super-journal
-        // ends with one NUL, and SQLite would read on behind it. Only the first open of an image
+        // ends with one NUL, and SQLite would read past it. Only the first open of an image
         // uses the options.
         let options = match flags & sqlite::SQLITE_OPEN_MAIN_DB {
             0 => String::new(),

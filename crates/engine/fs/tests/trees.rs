@@ -1028,9 +1028,9 @@ fn no_change_follows(what: &str, change: ChangeOfTrees, second: bool) {
         fs.fsync(file, false)
     };
     if second {
-        device.quota_used_up_after_checkpoint()
+        device.quota_used_up_after_checkpoint();
     } else {
-        device.quota_used_up(true)
+        device.quota_used_up(true);
     }
     assert_eq!(errno(change(&fs)), 28, "{what}");
     let tried = [
@@ -1081,9 +1081,9 @@ fn the_parents_of_trees_follow_a_replacement_of_the_root() {
         fs.mkdir(inside, b"a", 0o755, OWNER).unwrap();
         let below = fs.mkdir(inside, b"b", 0o755, OWNER).unwrap().ino;
         if commits {
-            fs.commit_root(other, true).unwrap()
+            fs.commit_root(other, true).unwrap();
         } else {
-            fs.roll_back_root(other).unwrap()
+            fs.roll_back_root(other).unwrap();
         }
         let dir = fs.lookup(Ino::ROOT, b"dir").unwrap().ino;
         assert_eq!(fs.tree_named(dir, b"inside"), Some(inside));

@@ -12,10 +12,10 @@
 //! 4. *Bytes* of a file are outside the sequence: each is a value that the byte had between the
 //!    file's last persisted point and the crash. Offsets beyond the end have no value: a size or a
 //!    block is recorded only after the bytes, so a file that grew by writes never shows zeros in
-//!    their place. Zeros are a value where the file had them, as in a gap that a write or a truncate
-//!    left. An operation of the sequence that changes bytes (truncate, punch, zero) and is in the
-//!    prefix moves the start of that window for the bytes it touched: bytes past a truncate never
-//!    reappear.
+//!    their place. Zeros are a value where the file had them, as in a gap that a write or a
+//!    truncate left. An operation of the sequence that changes bytes (truncate, punch, zero) and is
+//!    in the prefix moves the start of that window for the bytes it touched: bytes past a truncate
+//!    never reappear.
 //! 5. *Sizes* grown by plain writes are outside the sequence too: the size is one that the file had
 //!    in the window, or between two successive ones if a write extended it. Sizes set by truncate
 //!    and fallocate are in the sequence.

@@ -92,7 +92,8 @@ fn a_commit_of_which_no_crash_state_was_tried_has_no_verdict() {
     assert!(out.contains(" five: no verdict: the search ended before any crash state"), "{out}{err}");
 }
 
-/// A build and a program that leave servers behind, which keep their output open, hold nothing up.
+/// A build and a program leave servers running, which keep their output open. Nothing waits for
+/// them.
 /// The servers end when this test removes their file.
 #[test]
 fn servers_that_are_left_behind_are_not_waited_for() {

@@ -206,8 +206,8 @@ fn a_keeper_that_can_start_no_process_tries_again() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// Each limit refuses another thread of the next server. One of them is a thread that it starts when
-/// it serves already.
+/// Each limit refuses another thread of the next server. One of them is a thread that it starts
+/// when it serves already.
 #[test]
 fn a_server_that_can_start_few_threads_is_followed_by_another() {
     needs_fuse!(root: "only root can limit the number of processes");

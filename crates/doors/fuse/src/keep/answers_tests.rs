@@ -18,7 +18,8 @@ fn results_that_are_stored_again_push_no_others_out() {
     assert_eq!([2, 4, 6].map(&mut stored), [Some(7), Some(ANSWERS as u32), Some(ANSWERS as u32)]);
 }
 
-/// The ring has room for `ANSWERS` results. The place of one that was overwritten is not used again.
+/// The ring has room for `ANSWERS` results. The place of one that was overwritten is not used
+/// again.
 #[test]
 fn a_result_that_was_overwritten_gets_a_new_place() {
     let area = Area::make().unwrap();

@@ -100,8 +100,8 @@ impl Life {
         (head.device != 0).then(|| format!("{}:{}", head.device >> 32, head.device & u64::from(u32::MAX)))
     }
 
-    /// Whether the kernel waits for the server at sync(2) and umount(2). False also if the keeper is
-    /// of an older version.
+    /// Whether the kernel waits for the server at sync(2) and umount(2). False also if the keeper
+    /// is of an older version.
     pub(crate) fn is_privileged(&self) -> bool {
         let head: Head = self.area.read(0);
         head.privileged != 0

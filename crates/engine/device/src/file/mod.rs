@@ -63,9 +63,9 @@ impl FileDevice {
     }
 
     /// Uses a file that is open for reading and writing, with all that [`FileDevice::open`] does.
-    /// With `size`, the file is extended to that number of bytes and the device has that size, as by
-    /// [`FileDevice::create`]. `name` is the file's name in errors, and the name by which a block
-    /// device is claimed. Direct IO is set for all users of the open file.
+    /// With `size`, the file is extended to that number of bytes and the device has that size, as
+    /// by [`FileDevice::create`]. `name` is the file's name in errors, and the name by which a
+    /// block device is claimed. Direct IO is set for all users of the open file.
     pub fn on(
         file: OwnedFd,
         name: impl AsRef<Path>,
