@@ -27,18 +27,18 @@ impl Allowed {
         let (trace, points) = workload.trace()?;
         let history = History::new(&trace, model);
         let mut every: BTreeMap<u32, HashSet<Digest>> = BTreeMap::new();
-        for point in &points {
-            if !every.contains_key(point) {
-                let found = history.every(*point);
-                if found.is_cut {
-                    bail!("too many states under {} to list them all: {workload}", model.name);
-                }
-                every.insert(*point, found.states);
+        let (first, last) = (points.first().copied().unwrap_or(0), points.last().copied().unwrap_or(0));
+        for point in first..=last {
+            let found = history.every(point);
+            if found.is_cut {
+                bail!("too many states under {} to list them all: {workload}", model.name);
             }
+            every.insert(point, found.states);
         }
+        // A step may be several events, as a write with O_DSYNC is.
         let after = points.iter().enumerate().map(|(done, point)| {
             let next = points.get(done + 1).unwrap_or(point);
-            every[point].union(&every[next]).copied().collect()
+            every.range(point..=next).flat_map(|(_, states)| states.iter().copied()).collect()
         });
         Ok(Allowed { after: after.collect() })
     }

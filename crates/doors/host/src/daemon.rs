@@ -14,7 +14,7 @@ use crate::options::{MountWords, parse_size};
 use crate::serve::{self, Offer};
 use crate::text::one_line;
 use crate::usage::Usage;
-use crate::{background, engine, image, key, logging, mounts, notify, os};
+use crate::{background, engine, image, key, mounts, notify, os, stderr};
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_fuse::{Bound, MountError, MountPoint, PrivateDir};
@@ -161,7 +161,7 @@ pub fn join(name: &str, request: &Request) -> Result<()> {
         match dir.connect(&socket, REQUEST_WAIT) {
             Ok(stream) => match ask(stream, request, REPLY_WAIT)? {
                 Some(reply) => {
-                    reply.notices.iter().for_each(logging::warn);
+                    reply.notices.iter().for_each(stderr::warn);
                     return reply.error.map_or(Ok(()), |e| bail!("{e}"));
                 }
                 // The process is ending.

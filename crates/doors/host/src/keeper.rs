@@ -25,7 +25,7 @@ use crate::options::MountWords;
 use crate::os::{self, TerminationSignals};
 use crate::serve::{Mount, in_foreground_kept, unmount_on_signal};
 use crate::usage::Usage;
-use crate::{logging, syslog};
+use crate::{stderr, syslog};
 use anyhow::{Context, Result, bail, ensure};
 use kedge_base::{Clock, SystemClock};
 use kedge_device::Device;
@@ -139,7 +139,7 @@ pub fn run(
         return Err(e);
     }
     if let Some(weaker) = engine::plain_mount_notice(&point) {
-        logging::warn(weaker);
+        stderr::warn(weaker);
     }
     let socket = handovers.listen(point.device.as_deref(), &os::path_of(&file), &area);
     let socket = socket.inspect_err(|e| tracing::warn!("the server cannot be replaced: {e:#}")).ok();

@@ -30,7 +30,7 @@
 //! | [`os`] | wraps system calls: signals, heaps and descriptors |
 //! | [`text`], [`usage`] | format values and errors for users |
 #![deny(unsafe_code)]
-// A line that cannot be written must not end a process that serves: see `logging::note`.
+// A line that cannot be written must not end a process that serves: see `stderr::note`.
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 pub mod background;
@@ -55,6 +55,7 @@ pub mod options;
 pub mod os;
 pub mod serve;
 pub mod status;
+mod stderr;
 pub mod syslog;
 pub mod tag;
 pub mod text;

@@ -5,7 +5,7 @@
 //! into such a mount.
 
 use crate::image::locate;
-use crate::{engine, logging};
+use crate::{engine, stderr};
 use anyhow::{Context, Result, bail};
 use kedge_device::Location;
 use kedge_fuse::MountEntry;
@@ -99,7 +99,7 @@ pub fn detach_dead(dir: &Path, image: &Path) -> Result<()> {
         if is_dead(&dir)? {
             engine::detach(&dir)?;
             let dir = dir.display();
-            logging::warn(format_args!("{dir}: the mount of a process that had died is detached"));
+            stderr::warn(format_args!("{dir}: the mount of a process that had died is detached"));
         }
     }
     Ok(())

@@ -4,7 +4,7 @@
 use crate::engine::{self, Extra, Opened};
 use crate::options::MountWords;
 use crate::os::{self, TerminationSignals};
-use crate::{logging, memory, syslog};
+use crate::{memory, stderr, syslog};
 use anyhow::{Context, Result};
 use kedge_fuse::keep::Life;
 use kedge_fuse::{MountPoint, MountedSession, OneTree};
@@ -71,7 +71,7 @@ fn serve_with(
     // Set only after the open: replaying a log allocates and frees the same memory repeatedly.
     os::give_large_buffers_back();
     if let Some(notice) = &opened.notice {
-        logging::warn(notice);
+        stderr::warn(notice);
     }
     let fs = opened.fs.clone();
     let mut live = Some(live);
@@ -167,7 +167,7 @@ fn until_unmounted_with(
 fn attach(session: MountedSession, signals: TerminationSignals) -> Result<MountedSession> {
     let mount = session.mount_point().clone();
     if let Some(weaker) = engine::plain_mount_notice(&mount) {
-        logging::warn(weaker);
+        stderr::warn(weaker);
     }
     // The thread is detached: it waits forever and ends with the process.
     kedge_base::spawn_named("signals", move || unmount_on_signal(&signals, &mount))

@@ -5,7 +5,7 @@
 //! every log: a few lines a minute from each place in the code, and then the number of lines left
 //! out.
 
-use crate::logging;
+use crate::stderr;
 use crate::text::one_line;
 use kedge_base::{Clock, SystemClock};
 use parking_lot::Mutex;
@@ -135,7 +135,7 @@ impl<S: Subscriber> Layer<S> for Limit {
             self.seen.lock().entry((file, line)).or_insert(Seen { since: now, count: 0 }).judge(now);
         if let Verdict::Pass(left_out @ 1..) = verdict {
             let text = format!("{left_out} messages like the next one were left out");
-            logging::note(&text);
+            stderr::note(&text);
             send(WARNING, &text);
         }
         verdict != Verdict::Drop
