@@ -282,6 +282,11 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     panic!("not within {HANG:?}: {what}");
 }
 
+/// Whether a process runs. A zombie that is never reaped, as in some containers, has ended.
+pub fn is_running(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
 pub fn write_and_fsync(path: &Path, bytes: &[u8]) {
     use std::io::Write;
     let mut file = std::fs::File::create(path).unwrap();

@@ -1,7 +1,7 @@
 //! `kedge crash` under failures: killed in the middle, no space, recordings of other users,
 //! checkers that do harm, files elsewhere. There must be no wrong verdict and no files left over.
 
-use crate::common::{Place, needs_fuse, until};
+use crate::common::{Place, is_running, needs_fuse, until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -56,11 +56,6 @@ fn record(place: &Place, script: &str) -> (ExitStatus, String, String) {
 
 fn left_in(dir: &Path) -> Vec<PathBuf> {
     fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect()
-}
-
-fn is_running(pid: i32) -> bool {
-    // A zombie that is never reaped, as in some containers, counts as ended.
-    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| !s.contains(") Z "))
 }
 
 const SCRIPT: &str = "echo a > f; sync f; echo b > g; sync g .; echo c > h";

@@ -1,7 +1,7 @@
 //! `kedge freeze` and `kedge thaw` of a mount: changes wait, reads go on, and a copy of the image
 //! is clean.
 
-use crate::common::{Place, kill, needs_fuse, no_fuse, output_of, pid, until, write_and_fsync};
+use crate::common::{Place, is_running, kill, needs_fuse, no_fuse, output_of, pid, until, write_and_fsync};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Read};
@@ -338,7 +338,7 @@ fn a_frozen_image_stays_as_it_is_whatever_ends_the_mount() {
             "SIGTERM" => {
                 let server = pid(&place, "mnt");
                 kill_process(server, Signal::TERM).unwrap();
-                until("the process has ended", || rustix::process::test_kill_process(server).is_err());
+                until("the process has ended", || !is_running(server.as_raw_nonzero().get()));
             }
             _ => place.unmount(),
         }
