@@ -35,5 +35,6 @@ mod shrink;
 mod statfs;
 mod switches;
 mod trees;
+mod trees_in_trouble;
 mod unfinished;
 mod volatile;
