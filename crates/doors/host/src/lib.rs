@@ -24,6 +24,7 @@
 //! | [`background`] | starts the process that serves, and waits until the mount is live |
 //! | [`notify`] | reports readiness to the service manager |
 //! | [`logging`], [`syslog`] | send messages to standard error and to the system's log |
+//! | `stderr` | writes lines to standard error without a panic |
 //! | [`users`] | finds the processes that keep a mount in use |
 //! | [`memory`] | sizes the cache of a mount, and shrinks it while memory is short |
 //! | [`clock`] | provides the clock of a new image |
